@@ -79,7 +79,7 @@ EXAMPLES: dict[str, list[Any]] = {
     "integer": [1, 2, 8, 64, 3200],
     "number": [0.25, 0.5, 1.5, 2.0],
     "string": ["this", "that", "another"],
-    "array": [[], [1.0, 2.0], [0.5, 0.5], [1], ["to_q"]],
+    "array": [[], [1.0, 2.0], [0.5, 0.5], [0.25, 0.75], [1], ["to_q"]],
     "object": [{}, {"this": "that"}],
     "null": [None],
 }

@@ -71,11 +71,11 @@ class Calls:
 
     Attributes:
         per_image: of each sampled model.
-        per_step: of the teacher in one guided step of a trajectory.
+        per_step: of the teacher in one step of a trajectory, in the mean.
     """
 
     per_image: Mapping[str, Passes]
-    per_step: int = 0
+    per_step: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,28 @@ def refused(raw: dict[str, Any]) -> str:
             ["samples.models.student.guidance_scale_2 is 3.0: a student is one network"],
         ),
         (
+            {"samples__models__student__guidance_interval": [0.5, 1.0]},
+            ["samples.models.student.guidance_interval is [0.5, 1.0]: a student takes all its ste"],
+        ),
+        (
+            {"targets__guidance_interval": [0.5, 0.5]},
+            ["the interval ends at 0.5, and begins at 0.5: end it later"],
+        ),
+        ({"targets__guidance_interval": [0.5, 1.5]}, ["targets.guidance_interval.1 is 1.5"]),
+        ({"targets__guidance_interval": [0.5]}, ["targets.guidance_interval.1 is missing"]),
+        (
+            {"targets__guidance_interval": [0.0, 1.0]},
+            ["targets.guidance_interval is [0.0, 1.0], in which all of the 24 steps", "narrower"],
+        ),
+        (
+            {"targets__guidance_interval": [0.01, 0.04]},
+            ["targets.guidance_interval is [0.01, 0.04], in which none of the 24 steps", "wider"],
+        ),
+        (
+            {"targets__guidance_interval": [0.5, 1.0], "targets__guidance_scale": 1.0},
+            ["and with targets.guidance_scale: 1.0 no step is guided; raise the scale"],
+        ),
+        (
             {"samples__models__student__steps": 2},
             [
                 "samples.models.student.steps is 2, student.steps is 4: the student and its",

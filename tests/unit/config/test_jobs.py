@@ -50,6 +50,7 @@ CASES: list[tuple[dict[str, Any], set[str]]] = [
     ({"training__hang_timeout_s": 64}, {"runtime"}),
     ({"targets__guidance_scale": 2.0}, {"targets", "rounds", "export", *ALL_SAMPLES}),
     ({"targets__guidance_scale_2": 2.0}, {"targets", "rounds", "export", *OF_TEACHER}),
+    ({"targets__guidance_interval": [0.5, 1.0]}, {"targets", "rounds", "export", *OF_TEACHER}),
     ({"targets__num_shards": 9}, {"targets", "rounds", "export"}),
     (
         {"teacher__negative_prompt": "x"},
@@ -95,6 +96,7 @@ def test_a_key_changes_the_stages_that_depend_on_it(
 OF_MODELS: list[dict[str, Any]] = [
     {"samples__models__teacher__guidance_scale": 7.0},
     {"samples__models__teacher__guidance_scale_2": 7.0},
+    {"samples__models__teacher__guidance_interval": [0.5, 1.0]},
     {"samples__models__teacher-4-steps__guidance_scale": 7.0},
     {"samples__models__student__guidance_scale": 7.0},
     {"samples__images_per_prompt": 3},
@@ -134,6 +136,24 @@ def test_a_model_with_guidance_of_its_own_takes_no_second_one_of_the_targets(
     assert user_key(config, "samples-teacher", "sampling.guidance_scale_2") == key
 
 
+@pytest.mark.parametrize(
+    ("own", "key"),
+    [
+        ({}, "targets.guidance_interval"),
+        ({"guidance_scale": 5.0}, "samples.models.teacher.guidance_interval"),
+        ({"guidance_interval": [0.0, 0.5]}, "samples.models.teacher.guidance_interval"),
+    ],
+)
+def test_a_model_with_guidance_of_its_own_takes_no_interval_of_the_targets(
+    own: dict[str, Any], key: str
+) -> None:
+    raw = changed(
+        targets__guidance_interval=[0.5, 1.0], samples__models__teacher={"source": "teacher"} | own
+    )
+    config = parse_config(raw, "my.yaml")
+    assert user_key(config, "samples-teacher", "sampling.guidance_interval") == key
+
+
 def test_a_new_release_is_no_key_of_the_user() -> None:
     config = parse_config(RUN, "my.yaml")
     told = user_key(config, "samples-student", "version")
@@ -159,6 +179,7 @@ def test_a_setting_of_a_later_release_is_written_only_where_it_is_set(tmp_path: 
     assert read_job(path, JOBS["targets"]).teacher.call == {"a": 1}
     assert "targets" not in freeze(plain, "training")
     assert "grid" not in freeze(plain, "samples-teacher")["sampling"]
+    assert all("guidance_interval" not in str(freeze(plain, stage)) for stage in stages(plain))
 
 
 def test_a_frozen_job_survives_its_file(tmp_path: Path) -> None:
@@ -238,6 +259,29 @@ def test_the_scales_of_two_networks_are_a_pair(
     sampling = jobs["samples-teacher"]["sampling"]
     assert (sampling["guidance_scale"], sampling["guidance_scale_2"]) == resolved
     assert jobs["samples-student"]["sampling"]["guidance_scale_2"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        ({}, [0.25, 0.75]),
+        ({"guidance_scale_2": 2.0}, [0.25, 0.75]),
+        ({"guidance_scale": 5.0}, None),
+        ({"guidance_interval": [0.5, 1.0]}, [0.5, 1.0]),
+        ({"guidance_interval": [0.0, 1.0]}, None),
+        ({"guidance_scale": 5.0, "guidance_interval": [0.5, 1.0]}, [0.5, 1.0]),
+    ],
+)
+def test_an_interval_belongs_to_its_scale(
+    given: dict[str, Any], resolved: list[float] | None
+) -> None:
+    raw = changed(
+        targets__guidance_interval=[0.25, 0.75],
+        samples__models__teacher={"source": "teacher"} | given,
+    )
+    jobs = frozen(raw)
+    assert jobs["samples-teacher"]["sampling"].get("guidance_interval") == resolved
+    assert "guidance_interval" not in jobs["samples-student"]["sampling"]
 
 
 def test_how_the_teacher_runs_is_of_a_training_with_online_targets_alone() -> None:

@@ -1,4 +1,5 @@
-"""A second guidance scale, of a teacher's second network: who may have it, where it is told."""
+"""A second guidance scale, of a teacher's second network, and steps without guidance: who may have
+them, where they are told."""
 
 import json
 import shutil
@@ -12,17 +13,27 @@ from safetensors.torch import load_file
 
 from distillery.config.jobs import DatasetJob, SamplesJob
 from distillery.config.run import parse_config
+from distillery.families.wan import Wan
 from distillery.files import hash_json, read_json, write_json
 from distillery.generation.dataset import make_dataset
 from distillery.generation.sample_maker import SampleMaker
 from distillery.generation.sample_tables import merge_samples
-from distillery.planning.guidance import on_second_scale
+from distillery.planning.guidance import on_interval, on_second_scale
 from distillery.prompts import REQUIRED, RESERVED
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.components import INDEX
 from distillery.teacher.folder import PipelineFolder
 from families.wan_two_experts import make
-from runs import CPU, Run, generating_settings, loaded, make_run, planned, settings
+from runs import (
+    CPU,
+    Run,
+    generating_settings,
+    loaded,
+    make_run,
+    planned,
+    settings,
+    summary,
+)
 
 PAIR = {"guidance_scale": 4.0, "guidance_scale_2": 3.0}
 MODELS = {
@@ -187,3 +198,75 @@ def test_a_scale_that_is_not_looked_at_is_refused(two_networks: Path, tmp_path: 
     models = MODELS | {"unguided": {"source": "teacher", "guidance_scale": 1.0}}
     raw = settings(tmp_path, two_networks, targets=PAIR, samples={"models": models}, **one)
     assert told(raw) == []
+
+
+# ---- steps without guidance ----------------------------------------------------------------------
+
+
+def told_of_intervals(raw: dict[str, Any]) -> list[str]:
+    folder = PipelineFolder(Path(raw["teacher"]["path"]))
+    return [*map(str, on_interval(parse_config(raw, "tiny"), folder))]
+
+
+HALF = {"guidance_scale": 4.0, "guidance_interval": [0.5, 1.0]}
+
+
+def test_the_plan_counts_and_tells_unguided_steps(teacher: Path, tmp_path: Path) -> None:
+    models = MODELS | {
+        "few": {"source": "teacher", "steps": 2},
+        "first": {"source": "teacher", "steps": 3, "guidance_interval": [0.3, 0.4]},
+        "always": {"source": "teacher", "guidance_interval": [0.0, 1.0]},
+    }
+    raw = settings(tmp_path, teacher, targets=HALF, samples={"models": models})
+    assert raw["targets"]["steps"] == 4
+    plan = planned(raw, tmp_path)
+    assert plan["calls_per_step"] == 1.5
+    assert plan["work"]["teacher_calls"] == 9 * 6
+    told = summary(plan)
+    assert "4 steps, guidance 4 in steps 3 to 4: 6 network calls each" in told
+    rows = {line.split()[0]: line.split()[1:] for line in told.splitlines() if line.split()}
+    assert rows["teacher"][:8] == ["teacher", "4", "4", "in", "steps", "3", "to", "4"]
+    assert rows["teacher"][8] == "6"
+    assert rows["few"][:7] == ["teacher", "2", "4", "in", "step", "2", "3"]
+    assert rows["first"][:7] == ["teacher", "3", "4", "in", "step", "2", "4"]
+    assert rows["always"][:4] == ["teacher", "4", "4", "8"]
+    assert rows["alike"][:4] == ["teacher", "4", "4", "8"]
+
+
+@pytest.mark.parametrize(
+    ("model", "note"),
+    [
+        ({"guidance_scale": 1.0, "guidance_interval": [0.5, 1.0]}, "no step is guided: remove it"),
+        ({"steps": 2, "guidance_interval": [0.0, 0.8]}, "in which all of its 2 steps begin"),
+        ({"steps": 2, "guidance_interval": [0.6, 1.0]}, "in which none of its 2 steps begins"),
+        ({"steps": 1}, "is [0.5, 1.0], as in targets, in which none of its 1 steps begins"),
+        ({"steps": 8}, None),
+        ({"guidance_scale": 1.0}, None),
+    ],
+)
+def test_an_interval_that_changes_nothing_is_told(
+    teacher: Path, tmp_path: Path, model: dict[str, Any], note: str | None
+) -> None:
+    models = MODELS | {"other": {"source": "teacher", **model}}
+    told = told_of_intervals(settings(tmp_path, teacher, targets=HALF, samples={"models": models}))
+    assert len(told) == (note is not None)
+    if note:
+        assert "samples.models.other.guidance_interval" in told[0]
+        assert note in told[0]
+
+
+def test_an_interval_of_a_call_without_a_scale_or_with_steps_of_its_own_is_refused(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = settings(tmp_path, teacher, targets=HALF)
+    raw["teacher"]["call"] = {"skip_guidance_layers": [1]}
+    (refused,) = told_of_intervals(raw)
+    assert refused.startswith("targets.guidance_interval is [0.5, 1.0], and teacher.call.skip_gui")
+    del raw["teacher"]["call"]
+    assert told_of_intervals(raw) == []
+    monkeypatch.setattr(Wan, "guidance_argument", "")
+    (refused,) = told_of_intervals(raw)
+    assert "the call of WanPipeline takes no scale of guidance; remove it" in refused
+    generating = generating_settings(tmp_path, teacher)
+    generating["samples"]["models"]["teacher"] |= {"guidance_interval": [0.5, 1.0]}
+    assert "takes no scale of guidance" in told_of_intervals(generating)[0]

@@ -47,6 +47,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "teacher.height": (64, {*OF_TARGETS, "student/pipeline"}),
     "targets.steps": (8, OF_TARGETS),
     "targets.guidance_scale": (2.0, {*OF_TARGETS, "student/trained"}),
+    "targets.guidance_interval": ([0.5, 1.0], OF_TARGETS),
     "targets.num_segments": (4, OF_TARGETS),
     "targets.samples_per_prompt": (2, OF_TARGETS),
     "targets.batch_size": (4, OF_TARGETS),

@@ -29,6 +29,10 @@ def test_a_later_field_changes_no_hash_until_it_is_used(raw):
     recipe = TargetsRecipe.from_json(raw)
     assert "guidance_scale_2" not in recipe.to_json()
     assert recipe.model_copy(update={"guidance_scale_2": 3.0}).to_json()["guidance_scale_2"] == 3.0
+    assert "guidance_interval" not in recipe.to_json()
+    half = recipe.model_copy(update={"guidance_interval": (0.5, 1.0)})
+    assert half.to_json()["guidance_interval"] == [0.5, 1.0]
+    assert TargetsRecipe.from_json(half.to_json()) == half
 
 
 @pytest.mark.parametrize(("field", "value"), [("steps", None), ("speed", 3)])

@@ -29,6 +29,7 @@ from distillery.config.samples import Dataset, Evaluation, Source
 from distillery.config.section import (
     BatchSize,
     Count,
+    Interval,
     Name,
     OnlyIfSet,
     Section,
@@ -216,13 +217,15 @@ class Sampling(Section):
 
     `guidance_scale` is None for a student sampled as it was trained: without guidance, or, where
     the network takes the scale as an input, with `trained_guidance_scale`, that of its targets.
-    `guidance_scale_2` is None where all networks are guided alike.
+    `guidance_scale_2` is None where all networks are guided alike, `guidance_interval` where all
+    steps are.
     """
 
     source: Source
     steps: Small
     guidance_scale: float | None
     guidance_scale_2: float | None = None
+    guidance_interval: Annotated[Interval | None, OnlyIfSet] = None
     grid: Annotated[Literal["even"] | None, OnlyIfSet] = None
     trained_guidance_scale: float | None
     num_prompts: Count | None
@@ -368,17 +371,19 @@ def _job(config: RunConfig, stage: str) -> Job:
 def resolve_sampling(config: RunConfig, model: str) -> Sampling:
     """Fill the steps and the guidance that a sampled model leaves open.
 
-    A model with a guidance scale of its own does not take the second one of the targets: the two
-    are a pair, and a model of guidance 1.0 shall have none at all.
+    A model with a guidance scale of its own takes neither the second one of the targets nor their
+    interval: they belong together, and a model of guidance 1.0 shall have none at all.
     """
     chosen = config.samples.models[model]
     steps, trained = chosen.steps, None
     guidance_scale, guidance_scale_2 = chosen.guidance_scale, chosen.guidance_scale_2
+    interval = chosen.guidance_interval
     if isinstance(config, Config) and chosen.source == "teacher":
         steps = steps or config.targets.steps
         if guidance_scale is None:
             guidance_scale = config.targets.guidance_scale
             guidance_scale_2 = guidance_scale_2 or config.targets.guidance_scale_2
+            interval = interval or config.targets.guidance_interval
     elif isinstance(config, Config):
         steps = steps or config.student.steps
         trained = config.targets.guidance_scale
@@ -388,6 +393,7 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
         steps=steps,
         guidance_scale=guidance_scale,
         guidance_scale_2=guidance_scale_2,
+        guidance_interval=None if interval == (0.0, 1.0) else interval,
         grid=chosen.grid,
         trained_guidance_scale=trained,
         num_prompts=config.samples.num_prompts,
@@ -435,7 +441,8 @@ def user_key(config: RunConfig, stage: str, key: str) -> str:
 def _inherited(config: RunConfig, model: str, name: str) -> str | None:
     """The key outside of `samples` that a model takes a value from; as in `resolve_sampling`."""
     chosen = config.samples.models[model]
-    own_guidance = name == "guidance_scale_2" and chosen.guidance_scale is not None
+    follows_scale = name in ("guidance_scale_2", "guidance_interval")
+    own_guidance = follows_scale and chosen.guidance_scale is not None
     if not isinstance(config, Config) or getattr(chosen, name) is not None or own_guidance:
         return None
     if chosen.source == "teacher":

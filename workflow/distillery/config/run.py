@@ -25,12 +25,15 @@ from distillery.config.section import (
     Count,
     Dtype,
     Guidance,
+    Interval,
     Name,
+    OnlyIfSet,
     Section,
     Seed,
     Shards,
     Small,
     on_multiple,
+    steps_within,
 )
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
@@ -146,6 +149,13 @@ class Targets(Section):
         description="guidance of a teacher's second network (transformer_2 of Wan2.2-A14B); "
         "null: the same",
     )
+    guidance_interval: Annotated[Interval | None, OnlyIfSet] = Field(
+        None,
+        description="guide only the steps that begin within these shares of all steps, from the "
+        "noise, 0, to the image, 1, and take the others with a scale of 1.0. `[0.1, 1.0]` leaves "
+        "the first tenth unguided: more variety; `[0.0, 0.8]` the last fifth: fewer network calls. "
+        "null: all steps are guided",
+    )
     num_segments: Small = Field(
         4,
         description="segments of equal numbers of steps per trajectory; the num_segments + 1 "
@@ -166,7 +176,8 @@ class Targets(Section):
     )
 
     def faults(self) -> Iterator[Note]:
-        """Numbers that do not divide each other."""
+        """Numbers that do not divide each other, and an interval that changes nothing."""
+        yield from self._on_interval()
         yield from on_multiple(
             "targets.steps", self.steps, "targets.num_segments", self.num_segments
         )
@@ -174,6 +185,21 @@ class Targets(Section):
             yield from on_multiple(
                 "targets.chunk_size", self.chunk_size, "targets.batch_size", self.batch_size
             )
+
+    def _on_interval(self) -> Iterator[Note]:
+        if self.guidance_interval is None:
+            return
+        where = f"targets.guidance_interval is {list(self.guidance_interval)}"
+        guided = steps_within(self.guidance_interval, self.steps)
+        if self.guidance_scale == 1.0:
+            cause = ", and with targets.guidance_scale: 1.0 no step is guided"
+            yield error(where, cause, "raise the scale, or remove the interval")
+        elif not guided:
+            cause = f", in which none of the {self.steps} steps of targets begins"
+            yield error(where, cause, "make it wider, or set targets.guidance_scale: 1.0")
+        elif len(guided) == self.steps:
+            cause = f", in which all of the {self.steps} steps of targets begin"
+            yield error(where, cause, "make it narrower, or remove it")
 
 
 COMPARISONS = "compare"
@@ -210,7 +236,7 @@ class RunConfig(Section):
         return tuple(self.samples.models)
 
     def faults(self) -> Iterator[Note]:
-        """Pairs of single images, and a second scale for the one network of a student."""
+        """Pairs of single images, and guidance of a student as only a teacher has it."""
         images = self.samples.images_per_prompt * len(self.samples.models)
         if self.dataset.pairs != "none" and images == 1:
             yield error(
@@ -223,6 +249,12 @@ class RunConfig(Section):
                 yield error(
                     f"samples.models.{name}.guidance_scale_2 is {model.guidance_scale_2}",
                     ": a student is one network, guidance_scale is all of its guidance",
+                    "remove it",
+                )
+            if model.source != "teacher" and model.guidance_interval is not None:
+                yield error(
+                    f"samples.models.{name}.guidance_interval is {list(model.guidance_interval)}",
+                    ": a student takes all its steps alike",
                     "remove it",
                 )
 

@@ -9,6 +9,7 @@ from distillery.config.section import (
     BatchSize,
     Count,
     Guidance,
+    Interval,
     Name,
     OnlyIfSet,
     Section,
@@ -43,6 +44,11 @@ class SampledModel(Section):
         None,
         description="guidance of the teacher's second network; null: as guidance_scale, or "
         "targets.guidance_scale_2 if that is null too",
+    )
+    guidance_interval: Annotated[Interval | None, OnlyIfSet] = Field(
+        None,
+        description="shares of the teacher's steps that are guided, as targets.guidance_interval; "
+        "null: all, or those of targets if guidance_scale is null too. `[0.0, 1.0]` is all",
     )
     grid: Literal["even"] | None = Field(
         None,

@@ -5,6 +5,7 @@ from math import isqrt
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -26,6 +27,19 @@ Shards = Annotated[int, Field(ge=1, le=10_000)]
 """Snakemake itself takes a minute for ten thousand jobs."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Guidance = Annotated[float, Field(ge=1.0, le=1000.0)]
+
+
+def _check_interval(interval: tuple[float, float]) -> tuple[float, float]:
+    """Raise ValueError for one that ends before it begins."""
+    start, stop = interval
+    if start >= stop:
+        raise ValueError(f"the interval ends at {stop:g}, and begins at {start:g}: end it later")
+    return interval
+
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Interval = Annotated[tuple[Share, Share], AfterValidator(_check_interval)]
+"""Shares of a walk's steps, from the noise, 0, to the image, 1."""
 Positive = Annotated[float, Field(gt=0, le=1e6)]
 Compile = Literal["auto", "always", "never"]
 BatchSize = Small | Literal["auto"]
@@ -82,6 +96,16 @@ def _marked(section: type[BaseModel], mark: str) -> frozenset[str]:
         for name, field in section.model_fields.items()
         if isinstance(field.json_schema_extra, dict) and mark in field.json_schema_extra
     )
+
+
+def steps_within(interval: tuple[float, float] | None, steps: int) -> range:
+    """Those of a walk's steps that begin in an interval, its end left out; None: all.
+
+    A share that is written as a decimal is exact: the nearest number to 3 / 10 is that to 0.3.
+    """
+    start, stop = interval or (0.0, 1.0)
+    begins = [step / steps for step in range(steps)]
+    return range(sum(it < start for it in begins), sum(it < stop for it in begins))
 
 
 def on_multiple(name: str, value: int, unit_name: str, unit: int) -> Iterator[Note]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from distillery.families.beginning import beginning
 from distillery.families.encodings import PROMPT, TEXTS, Encodings, Learner
 from distillery.families.learnt import Learnt
 from distillery.families.of_images import check_reads_no_image, with_images
@@ -191,7 +192,7 @@ class _Learning:
     # ---- learning --------------------------------------------------------------------------------
 
     def learn(self) -> tuple[Learnt, list[Proof]]:
-        with starting(self.pipeline, None, bool(self.terms.image)):
+        with starting(self.pipeline, bool(self.terms.image)):
             signature, steps = learn(self.pipeline, self.of_texts(False), TEXTS)
             subject = Subject(
                 self.pipeline, signature, steps, self.of_texts(False),
@@ -328,10 +329,8 @@ class _Learning:
     def _begun_again(self, steps: Sequence[Step]) -> float:
         """How far a call comes from these steps that begins with their state and has other
         generators."""
-        scale = getattr(self.pipeline.scheduler, "init_noise_sigma", 1.0)
         others = [torch.Generator().manual_seed(7 + sample) for sample in range(len(TEXTS))]
-        state = steps[0].state.float() / scale
-        with starting(self.pipeline, state, bool(self.terms.image)):
+        with beginning(self.pipeline, steps[0].state):
             found = trace(self.pipeline, {**self.of_texts(False)(TEXTS), "generator": others})
         return distance(found[-1].after, steps[-1].after)
 

@@ -6,13 +6,15 @@ between Wan, SDXL, SD3 or FLUX is behind this protocol; there is no `if family =
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from PIL import Image
 
+from distillery.config.section import steps_within
+from distillery.families.beginning import beginning
 from distillery.families.size import Size
 from distillery.families.text import Reader, on
 from distillery.noise import draw_noise
@@ -34,11 +36,14 @@ class Setting:
     Attributes:
         guidance_scale: 1.0 is off; only a network that takes the scale as an input sees it.
         guidance_scale_2: of a pipeline's second network; None: the same.
+        guidance_interval: shares of a walk's steps that are guided; None: all. One stock call does
+            not know of it, see `generation.calling`.
     """
 
     size: Size
     guidance_scale: float
     guidance_scale_2: float | None = None
+    guidance_interval: tuple[float, float] | None = None
 
     @property
     def guidance(self) -> dict[str, float]:
@@ -47,6 +52,25 @@ class Setting:
         if self.guidance_scale_2 is None:
             return first
         return first | {"guidance_scale_2": self.guidance_scale_2}
+
+    @property
+    def unguided(self) -> Self:
+        """Of steps without guidance."""
+        return replace(self, guidance_scale=1.0, guidance_scale_2=None, guidance_interval=None)
+
+    def parts(self, steps: range, num_steps: int) -> list[tuple[range, Self]]:
+        """Some steps of a walk of `num_steps`, cut where guidance begins or ends; each part with
+        its setting, which has no interval."""
+        guided = steps_within(self.guidance_interval, num_steps)
+        whole = replace(self, guidance_interval=None)
+        cuts = (
+            (range(steps.start, guided.start), self.unguided),
+            (guided, whole),
+            (range(guided.stop, steps.stop), self.unguided),
+        )
+        parts = [(range(max(it.start, steps.start), min(it.stop, steps.stop)), setting)
+                 for it, setting in cuts]  # fmt: skip
+        return [(part, setting) for part, setting in parts if part]
 
 
 @dataclass(frozen=True)
@@ -58,7 +82,8 @@ class Request:
         conditioning, negative: padded batches; negative is used with guidance only.
         decode: whether images are wanted, or the latents alone.
         dtype: of the embeddings. Stock pipelines hold the states in it, too.
-        latents: (b, *latent) float32, what the call starts from instead of its seeds' noise.
+        latents: (b, *latent), the scheduler's own state that the call begins with instead of its
+            seeds' noise.
         further: arguments of the stock call beside these, as `teacher.call` has them.
         image: that a call for one prompt is given, where the pipeline takes one.
     """
@@ -212,6 +237,16 @@ class Family(Protocol):
         """
         return {}
 
+    def calls_per_walk(
+        self, denoiser_config: Mapping[str, Any], setting: Setting, num_steps: int
+    ) -> int:
+        """Forward passes for one sample and all its steps."""
+        parts = setting.parts(range(num_steps), num_steps)
+        return sum(
+            len(steps) * self.calls_per_step(denoiser_config, each.guidance_scale)
+            for steps, each in parts
+        )
+
     def calls_per_step(self, denoiser_config: Mapping[str, Any], guidance_scale: float) -> int:
         """Forward passes for one sample and step, whichever network makes them.
 
@@ -256,17 +291,18 @@ class Family(Protocol):
         if latents is None:
             latents = self.noise(pipeline, request.seeds, setting)
         dtype = torch.float32 if self.starts_in_float32 else request.dtype
-        result: torch.Tensor = pipeline(
-            **self.call_arguments(pipeline, prompts, negative, setting),
-            latents=latents.to(device, dtype),
-            height=setting.size.height,
-            width=setting.size.width,
-            **self.frames(setting.size),
-            num_inference_steps=request.steps,
-            output_type="pt" if request.decode else "latent",
-            return_dict=False,
-            **as_annotated(pipeline, request.further),
-        )[0]
+        with beginning(pipeline, request.latents):
+            result: torch.Tensor = pipeline(
+                **self.call_arguments(pipeline, prompts, negative, setting),
+                latents=latents.to(device, dtype),
+                height=setting.size.height,
+                width=setting.size.width,
+                **self.frames(setting.size),
+                num_inference_steps=request.steps,
+                output_type="pt" if request.decode else "latent",
+                return_dict=False,
+                **as_annotated(pipeline, request.further),
+            )[0]
         return self.images(result, setting.size) if request.decode else None
 
     def predict(

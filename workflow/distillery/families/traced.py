@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from PIL import Image
 
+from distillery.families.beginning import beginning
 from distillery.families.encodings import NEGATIVE, PROMPT, TEXTS
 from distillery.families.learnt import Learnt
 from distillery.families.of_images import ImageEncodings
@@ -123,7 +124,7 @@ class Traced(Family):
             "generator": [torch.Generator().manual_seed(0)],
             "output_type": "latent",
         }
-        with starting(pipeline, None, with_image=True):
+        with starting(pipeline, with_image=True):
             return encodings.parts_of(cut(pipeline, self.denoisers, arguments))
 
     def is_cut(self, pipeline: Pipeline, prompt: str, encoded: Conditioning) -> bool:
@@ -219,7 +220,8 @@ class Traced(Family):
         seeds = request.seeds or range(len(given["prompt"]))
         with (
             learnt.encodings.given(pipeline, is_guided, parts),
-            starting(pipeline, request.latents, request.image is not None),
+            starting(pipeline, request.image is not None),
+            beginning(pipeline, request.latents),
         ):
             result: torch.Tensor = pipeline(
                 **given,
@@ -307,17 +309,14 @@ def _typed(value: Any, dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def starting(
-    pipeline: Pipeline, latents: torch.Tensor | None, with_image: bool = False
-) -> Iterator[None]:
-    """Let a call draw its noise in float32, or begin with other latents, whatever its type.
+def starting(pipeline: Pipeline, with_image: bool = False) -> Iterator[None]:
+    """Let a call draw its noise in float32, whatever its type.
 
     In bfloat16 another noise would be drawn: the same sample would have two. An image is encoded in
     the VAE's own type, and enters the network in the call's.
 
     Args:
         with_image: whether the call is given one.
-        latents: (b, *latent) float32, divided by the scheduler's `init_noise_sigma`.
     """
     original = pipeline.prepare_latents
     takes = signature(original)
@@ -330,8 +329,6 @@ def starting(
             bound.arguments["dtype"] = torch.float32
         made = original(*bound.args, **bound.kwargs)
         state = made[0] if isinstance(made, tuple) else made
-        if latents is not None:
-            state = latents.to(state.device) * getattr(pipeline.scheduler, "init_noise_sigma", 1.0)
         state = state.to(dtype or state.dtype)
         if not isinstance(made, tuple):
             return state

@@ -13,6 +13,7 @@ from distillery.config.section import BatchSize, Compile
 from distillery.families import Family, Request, Setting, Size
 from distillery.families.protocol import Conditioning, Denoiser, Pipeline
 from distillery.generation.batching import Batcher
+from distillery.generation.calling import draw
 from distillery.generation.packing_error import first_calls, packing_errors
 from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, maybe_compile
 from distillery.noise import SampleId, noise_seed
@@ -181,7 +182,7 @@ class Generator:
         product depend on its size.
         """
         padded = [*rows, *[rows[-1]] * (size - len(rows))]
-        return self.calls.family.generate(self.pipeline, self.calls.request(padded))
+        return draw(self.calls.family, self.pipeline, self.calls.request(padded))
 
     @property
     def can_be_in_float32(self) -> bool:
@@ -203,11 +204,13 @@ class Generator:
         return denoisers_of(self.pipeline, self.calls.family).values()
 
     def _probe(self, size: int) -> None:
-        """A few steps of the first samples of the largest size, to find the batch size."""
+        """A few steps of the first samples of the largest size, all guided that are, to find the
+        batch size."""
         sizes, per_prompt = self.calls.sizes, self.calls.samples_per_prompt
         area = max(it.height * it.width for it in sizes)
         prompt = next(row for row, it in enumerate(sizes) if it.height * it.width == area)
         alike = [row for row, it in enumerate(sizes) if it == sizes[prompt]]
         rows = [alike[row % len(alike)] * per_prompt for row in range(size)]
-        request = replace(self.calls.request(rows), steps=PROBE_STEPS)
+        setting = replace(self.calls.setting, size=sizes[prompt], guidance_interval=None)
+        request = replace(self.calls.request(rows), steps=PROBE_STEPS, setting=setting)
         self.calls.family.generate(self._pipeline, request)

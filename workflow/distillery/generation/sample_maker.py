@@ -128,7 +128,10 @@ class SampleMaker:
         self.family = self.folder.family
         self.length = job.teacher.max_sequence_length or self.family.max_sequence_length
         self.setting = Setting(
-            Size.of(job.teacher), self._guidance_scale(), sampling.guidance_scale_2
+            Size.of(job.teacher),
+            self._guidance_scale(),
+            sampling.guidance_scale_2,
+            sampling.guidance_interval,
         )
         self.unit = AUTO_UNIT if sampling.batch_size == "auto" else sampling.batch_size
         sampled = table.head(sampling.num_prompts or len(table))
@@ -140,7 +143,7 @@ class SampleMaker:
             samples,
             sampling.images_per_prompt,
             hash_json(self._recipe()),
-            guided=self._calls_per_step > 1,
+            guided=self._is_guided,
             fps=job.teacher.fps,
         )
         self._generator = Generator(
@@ -230,14 +233,15 @@ class SampleMaker:
         return num_looks(self.folder, self.job.teacher, self.job.sampling)
 
     @property
-    def num_calls(self) -> int:
-        """Forward passes of the network for one image."""
-        return self.num_looks * self._calls_per_step
+    def _is_guided(self) -> bool:
+        network, scale = self.folder.denoiser_config, self.setting.guidance_scale
+        return self.family.calls_per_step(network, scale) > 1
 
     @property
-    def _calls_per_step(self) -> int:
-        network, scale = self.folder.denoiser_config, self.setting.guidance_scale
-        return self.family.calls_per_step(network, scale)
+    def num_calls(self) -> int:
+        """Forward passes of the network for one image."""
+        network = self.folder.denoiser_config
+        return self.family.calls_per_walk(network, self.setting, self.num_looks)
 
     def _load(self) -> Pipeline:
         """The pipeline without its text encoder."""

@@ -36,7 +36,20 @@ from distillery.telemetry import Reporter
 def setting_of(job: TargetsJob) -> Setting:
     """What the teacher receives beside state, timestep and prompt."""
     teacher, targets = job.teacher, job.targets
-    return Setting(Size.of(teacher), targets.guidance_scale, targets.guidance_scale_2)
+    return Setting(
+        Size.of(teacher),
+        targets.guidance_scale,
+        targets.guidance_scale_2,
+        targets.guidance_interval,
+    )
+
+
+def calls_per_step(job: TargetsJob, folder: PipelineFolder) -> float:
+    """Forward passes of the teacher for one sample and step, in the mean of all its steps; a whole
+    number where all are guided alike."""
+    steps, setting = job.targets.steps, setting_of(job)
+    calls = folder.family.calls_per_walk(folder.denoiser_config, setting, steps)
+    return calls / steps if calls % steps else calls // steps
 
 
 def targets_recipe(
@@ -69,6 +82,7 @@ def targets_recipe(
         steps=targets.steps,
         guidance_scale=targets.guidance_scale,
         guidance_scale_2=targets.guidance_scale_2,
+        guidance_interval=targets.guidance_interval,
         call=teacher.call,
         signature=folder.signature,
         in_float32=[dotted(place) for place in sorted(family.in_float32, key=str)] or None,

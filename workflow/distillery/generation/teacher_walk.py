@@ -9,8 +9,9 @@ import torch
 from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, Size, family_named
 from distillery.families.protocol import Family, Pipeline
+from distillery.generation.calling import draw
 from distillery.generation.generator import padded
-from distillery.generation.trajectory import Trajectory, joined, record, walking
+from distillery.generation.trajectory import Trajectory, joined, record
 from distillery.schedule import from_prediction
 from distillery.schedulers import Scheduler
 from distillery.store.embeddings import EmbeddingStore
@@ -137,8 +138,6 @@ class TeacherWalk:
             ]
             return joined(each)
         recipe, self.pipeline.scheduler = self.recipe, scheduler
-        self.family.set_timesteps(scheduler, num_steps, recipe.latent_shape)
-        scale = float(getattr(scheduler, "init_noise_sigma", 1.0))
         conditioning, negative = padded(
             self.family, self.store, prompt_rows, recipe.max_sequence_length
         )
@@ -147,18 +146,20 @@ class TeacherWalk:
             conditioning=conditioning,
             negative=negative,
             steps=num_steps,
-            setting=Setting(Size.of(recipe), recipe.guidance_scale, recipe.guidance_scale_2),
+            setting=Setting(
+                Size.of(recipe),
+                recipe.guidance_scale,
+                recipe.guidance_scale_2,
+                recipe.guidance_interval,
+            ),
             decode=False,
             dtype=torch.float32,
-            latents=states / scale,
+            latents=states,
             further=recipe.call or {},
             image=None if image is None else image.open(),
         )
-        with (
-            walking(scheduler, steps.start, steps.stop),
-            record(scheduler, (0, len(steps)), with_predictions=True) as trajectory,
-        ):
-            self.family.generate(self.pipeline, request)
+        with record(scheduler, (0, len(steps)), with_predictions=True) as trajectory:
+            draw(self.family, self.pipeline, request, steps)
         return trajectory
 
 

@@ -78,34 +78,52 @@ def record(
         yield trajectory
 
 
-@contextmanager
-def walking(scheduler: Scheduler, start: int, stop: int) -> Iterator[None]:
-    """Let a stock pipeline with this scheduler instance take the steps [start, stop) alone.
+@dataclass
+class Reached:
+    """How far a part of a walk has come.
 
-    The call's `latents` are then the state before step `start`, divided by `init_noise_sigma`, with
-    which pipelines multiply what they take for noise. So guidance, negative prompts and the choice
-    of a network are the stock call's own, whatever the family. A multistep solver begins with
-    first order, as it does at the noise.
+    Attributes:
+        state: (b, *latent), after its last step; None before its first.
     """
+
+    state: torch.Tensor | None = None
+
+
+@contextmanager
+def walking(scheduler: Scheduler, steps: range, follows_on: bool = False) -> Iterator[Reached]:
+    """Let a stock pipeline with this scheduler instance take some steps alone.
+
+    The call begins with the state before the first of them, see `Request.latents`. So guidance,
+    negative prompts and the choice of a network are the stock call's own, whatever the family. A
+    multistep solver begins with first order, as it does at the noise.
+
+    Args:
+        steps: of all that the call asks the scheduler for.
+        follows_on: the scheduler has just taken the step before, and keeps what it knows of it.
+    """
+    reached = Reached()
     set_timesteps, step = scheduler.set_timesteps, scheduler.step
     begin = getattr(scheduler, "set_begin_index", None)
     whole: list[Any] = []
 
     @wraps(set_timesteps)  # pipelines look at its signature
     def set_part(*args: Any, **kwargs: Any) -> None:
-        set_timesteps(*args, **kwargs)
+        if not follows_on:
+            set_timesteps(*args, **kwargs)
         whole[:] = [scheduler.timesteps]
-        scheduler.timesteps = scheduler.timesteps[start:stop]
+        scheduler.timesteps = scheduler.timesteps[steps.start : steps.stop]
         if begin is not None:
-            begin(start)
+            begin(steps.start)
 
     def step_in_whole(*args: Any, **kwargs: Any) -> Any:
         # Solvers count from the end of all timesteps; the pipeline holds its part already.
         (scheduler.timesteps,) = whole
-        return step(*args, **kwargs)
+        result = step(*args, **kwargs)
+        reached.state = result[0]
+        return result
 
     methods: dict[str, Callable[..., Any]] = {"set_timesteps": set_part, "step": step_in_whole}
     if begin is not None:
-        methods["set_begin_index"] = lambda index=0: begin(start + index)
+        methods["set_begin_index"] = lambda index=0: begin(steps.start + index)
     with with_methods(scheduler, **methods):
-        yield
+        yield reached

@@ -12,7 +12,7 @@ import torch
 
 from distillery.config.jobs import Sampling
 from distillery.config.teacher import Teacher
-from distillery.families import Family, timed
+from distillery.families import Family, Setting, Size, timed
 from distillery.schedulers import ADVICE, Scheduler, copy_of, is_flow, setting_of, told
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.solver import load_scheduler
@@ -51,9 +51,11 @@ def num_looks(folder: PipelineFolder, teacher: Teacher, sampling: Sampling) -> i
 
 def calls_per_image(folder: PipelineFolder, teacher: Teacher, sampling: Sampling) -> int:
     """Network calls for one image of a sampled model; arguments and errors as of `num_looks`."""
-    scale = sampling.guidance_scale or 1.0
-    calls_per_step = folder.family.calls_per_step(folder.denoiser_config, scale)
-    return num_looks(folder, teacher, sampling) * calls_per_step
+    looks = num_looks(folder, teacher, sampling)
+    setting = Setting(
+        Size.of(teacher), sampling.guidance_scale or 1.0, None, sampling.guidance_interval
+    )
+    return folder.family.calls_per_walk(folder.denoiser_config, setting, looks)
 
 
 def solver_of(

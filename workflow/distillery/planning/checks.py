@@ -74,6 +74,7 @@ WISHES: tuple[Check, ...] = (
     lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
     lambda it: loading.check_options(it.config.teacher, it.folder),
     lambda it: guidance.on_second_scale(it.config, it.folder),
+    lambda it: guidance.on_interval(it.config, it.folder),
     lambda it: prompts.check_all_texts(it.config.teacher, it.folder, it.prompts),
     lambda it: prompts.on_negatives(it.config, it.prompts, it.folder),
     lambda it: few_steps.on_few_steps(it.config, it.folder),

@@ -17,7 +17,7 @@ from distillery.config.run import Config, RunConfig
 from distillery.config.ways import Online
 from distillery.families import Size
 from distillery.generation.embeddings import embeddings_recipe
-from distillery.generation.targets import plan_of_targets, targets_recipe
+from distillery.generation.targets import calls_per_step, plan_of_targets, targets_recipe
 from distillery.generation.teacher_walk import check_steps
 from distillery.generation.walk import calls_per_image
 from distillery.noise import hash_samples
@@ -123,7 +123,7 @@ class Facts:
         return plan_disk(self.stores, self.run_folder)
 
     @property
-    def calls_per_step(self) -> int:
+    def calls_per_step(self) -> float:
         """Of the teacher in a step of a trajectory; there is none."""
         return 0
 
@@ -223,10 +223,9 @@ class Distillation(Facts):
         return count_features(self.config.evaluation)
 
     @property
-    def calls_per_step(self) -> int:
-        """Of the teacher's network."""
-        scale = self.config.targets.guidance_scale
-        return self.folder.family.calls_per_step(self.folder.denoiser_config, scale)
+    def calls_per_step(self) -> float:
+        """Of the teacher's network, in the mean of a walk."""
+        return calls_per_step(self._job, self.folder)
 
     @cached_property
     def work(self) -> Work:

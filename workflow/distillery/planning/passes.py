@@ -56,11 +56,11 @@ def _of_job(stage: Stage, config: RunConfig, counts: Counts, calls: Calls, key: 
     return stage.passes(config, calls, key) * stage.items(config, counts, key)
 
 
-def finish_passes(config: Config, calls_per_step: int) -> Passes:
+def finish_passes(config: Config, calls_per_step: float) -> Passes:
     """What phases have beyond plain updates, over the whole training.
 
     Args:
-        calls_per_step: of the teacher in one guided step.
+        calls_per_step: of the teacher in one step, in the mean.
     """
     steps = config.student.steps
     student, teacher = config.training.passes(steps, config.targets.steps // steps)

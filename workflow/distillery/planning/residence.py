@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from distillery.config.jobs import TargetsJob
 from distillery.config.run import Config
 from distillery.config.ways import TRAINING_PASSES, Online, Stored
 from distillery.files import readable
+from distillery.generation.targets import calls_per_step
 from distillery.planning.page import Table
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
@@ -71,8 +73,8 @@ def plan_residence(
 
 def _guided_step(config: Config, student: StudentInfo, folder: PipelineFolder) -> float:
     """One step of the teacher, in forward passes of the student."""
-    calls = folder.family.calls_per_step(folder.denoiser_config, config.targets.guidance_scale)
-    return calls * student.teacher_parameters / student.num_parameters
+    job = TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
+    return calls_per_step(job, folder) * student.teacher_parameters / student.num_parameters
 
 
 def residence_table(plan: Mapping[str, Any]) -> Table:

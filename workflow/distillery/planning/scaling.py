@@ -21,20 +21,20 @@ class Networks:
     """What a pass is scaled by.
 
     Attributes:
-        calls_per_step: of the teacher in one guided step.
+        calls_per_step: of the teacher in one step, in the mean.
         size: parameters of the student over those of the teacher.
         num_processes: of the planned training.
         num_answered: processes that wait for one teacher's answers; 1 where each has its own.
     """
 
-    calls_per_step: int
+    calls_per_step: float
     size: float
     num_processes: int
     num_answered: int = 1
 
 
 def networks_of(
-    training: Mapping[str, Any], calls_per_step: int, size: float
+    training: Mapping[str, Any], calls_per_step: float, size: float
 ) -> tuple[Networks, str | None]:
     """The networks of a planned training, and why its online targets have no estimate.
 

@@ -8,6 +8,7 @@ import pandas as pd
 
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.config.section import steps_within
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Size
 from distillery.families.protocol import Pipeline
@@ -246,8 +247,10 @@ def _targets(config: Config, plan: Mapping[str, Any]) -> Facts:
     """How the teacher walks, and what is stored of it."""
     targets, work = config.targets, plan["work"]
     second = f" and {targets.guidance_scale_2:g}" if targets.guidance_scale_2 else ""
-    calls = counted(targets.steps * plan["calls_per_step"], "network call")
-    walk = f"{targets.steps} steps, guidance {targets.guidance_scale:g}{second}: {calls} each"
+    calls = counted(round(targets.steps * plan["calls_per_step"]), "network call")
+    scales = f"{targets.guidance_scale:g}{second}"
+    where = _guided_steps(targets.guidance_interval, targets.steps)
+    walk = f"{targets.steps} steps, guidance {scales}{where}: {calls} each"
     if not work["num_trajectories"]:
         return [("trajectories", f"none stored: all targets are online; {walk}")]
     stored = (
@@ -256,6 +259,17 @@ def _targets(config: Config, plan: Mapping[str, Any]) -> Facts:
     )
     kept = f"{targets.num_segments + 1} states in {targets.dtype}"
     return [("trajectories", f"{stored}; {walk}; {kept}")]
+
+
+def _guided_steps(interval: tuple[float, float] | None, steps: int) -> str:
+    """Which of a walk's steps are guided, from 1; "" for all."""
+    guided = steps_within(interval, steps)
+    if len(guided) == steps:
+        return ""
+    if not guided:
+        return " in no step"
+    first, last = guided.start + 1, guided.stop
+    return f" in step {first}" if first == last else f" in steps {first} to {last}"
 
 
 def _student(config: Config, plan: Mapping[str, Any]) -> Facts:
@@ -313,7 +327,8 @@ def _models(config: RunConfig, plan: Mapping[str, Any], folder: PipelineFolder) 
         model = resolve_sampling(config, name)
         scales = [model.guidance_scale, model.guidance_scale_2]
         given = [f"{scale:g}" for scale in scales if scale is not None and scale != off]
-        scale = " and ".join(given) or "none"
+        where = _guided_steps(model.guidance_interval, model.steps)
+        scale = " and ".join(given) + where if given else "none"
         calls = calls_per_image(folder, config.teacher, model)
         rows.append((name, model.source, str(model.steps), scale, str(calls), f"{images:,}"))
     heads = ("model", "network", "steps", "guidance", "calls per image", "images")

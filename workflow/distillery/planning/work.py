@@ -45,13 +45,14 @@ def plan_work(
     config: Config,
     num_prompts: dict[str, int],
     elements: float,
-    calls_per_step: int,
+    calls_per_step: float,
     own_sizes: Sequence[Hashable] = (),
 ) -> Work:
     """Count trajectories, bytes and network calls.
 
     Args:
         elements: numbers in a state, in the mean.
+        calls_per_step: of the teacher, in the mean.
         own_sizes: of the train split's prompts; none: all are of one.
     """
     targets = config.targets
@@ -68,10 +69,10 @@ def plan_work(
         if num_trajectories
         else 0,
         trajectory_bytes=(targets.num_segments + 1) * latent_bytes,
-        teacher_calls=num_trajectories * targets.steps * calls_per_step,
+        teacher_calls=round(num_trajectories * targets.steps * calls_per_step),
         # A state beside the teacher's walk from it, and once alone, on its way to the teacher.
         round_bytes=num_states * 3 * latent_bytes,
-        round_calls=num_states * (targets.steps // steps * calls_per_step + steps),
+        round_calls=round(num_states * (targets.steps // steps * calls_per_step + steps)),
     )
 
 

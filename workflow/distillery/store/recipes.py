@@ -47,7 +47,8 @@ class Recipe(BaseModel):
         for name, field in cls.model_fields.items():
             owner = next((each for each in sections if name in type(each).model_fields), None)
             value = getattr(owner, name, None)
-            is_plain = value is None or isinstance(value, (str, int, float, dict))
+            value = list(value) if isinstance(value, tuple) else value
+            is_plain = value is None or isinstance(value, (str, int, float, dict, list))
             may_be_none = type(None) in get_args(field.annotation)
             if owner is not None and is_plain and (value is not None or may_be_none):
                 found[name] = None if value == field.default else value
@@ -100,6 +101,8 @@ class TargetsRecipe(Scheduled):
     steps: int
     guidance_scale: float
     guidance_scale_2: float | None = None
+    guidance_interval: tuple[float, float] | None = None
+    """Shares of the steps that are guided."""
     call: dict[str, Any] | None = None
     """`teacher.call`."""
     signature: dict[str, Any] | None = None
