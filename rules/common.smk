@@ -5,7 +5,7 @@ from pathlib import Path
 from distillery.config.jobs import freeze, frozen_text, prompts_stage
 from distillery.launcher import gpus_per_node, launch_with, num_processes
 from distillery.pipeline import STAGES
-from distillery.planning.first import on_prompt_files, sources_of
+from distillery.planning.first import on_prompt_files, on_start, sources_of, start_files
 from distillery.planning.overlooked import on_contents, on_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import (
@@ -54,8 +54,11 @@ SIGNATURE = RUN.signature if CONFIG.teacher.trace else []
 PLANNED = sources_of(CONFIG)
 
 # For rules that take prompt files: a rule of a workflow around this one may make them, so they are
-# asked for when all rules are known.
-PROMPT_FILES = refused_by(lambda _: on_prompt_files(CONFIG, partial(is_made, workflow)))
+# asked for when all rules are known. A student to begin as is asked for as early.
+PROMPT_FILES = refused_by(
+    lambda _: on_prompt_files(CONFIG, partial(is_made, workflow)),
+    lambda _: on_start(CONFIG),
+)
 
 # Rounds of the training, from 1; a run without training has none.
 ROUNDS = CONFIG.training.round_numbers if isinstance(CONFIG, Config) else range(0)

@@ -13,6 +13,8 @@ rule student:
     input:
         config=RUN.config("student"),
         shape=CONFIG.student.config or [],
+        # It is written last in the folder, and has the hashes of all that is there.
+        start=start_files(CONFIG),
         signature=SIGNATURE,
     output:
         directory(RUN.student("initial")),

@@ -344,7 +344,8 @@ def hash_origin(frozen: JsonObject) -> str:
     of its stage; without paths, since its bytes are the same wherever things lie."""
     ignored = {*StudentJob.unread["teacher"], *without_result(Teacher), "path", "weights"}
     teacher = {name: value for name, value in frozen["teacher"].items() if name not in ignored}
-    student = {name: value for name, value in frozen["student"].items() if name != "config"}
+    paths = ("config", "start_from")
+    student = {name: value for name, value in frozen["student"].items() if name not in paths}
     return hash_json({"seed": frozen["seed"], "teacher": teacher, "student": student})
 
 

@@ -5,6 +5,7 @@ nothing else; `jobs` says which part of it each stage depends on.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo
@@ -320,6 +321,13 @@ class Config(RunConfig):
                 " and student.steps is 1: the only state that a student of one step visits is the "
                 "noise, which the trajectories have",
                 "leave rounds out, or take more steps",
+            )
+        start = self.student.start_from
+        if start and Path(start).resolve().is_relative_to(Path("results", self.run).resolve()):
+            yield error(
+                f"student.start_from is {start!r}",
+                ", which this run itself makes",
+                "start from the student of another run, or give this one another name (`run`)",
             )
         residence = self.training.teacher_residence
         if self.training.asks and self.teacher.num_gpus > 1 and not self.own_gpus:

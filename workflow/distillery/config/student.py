@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from distillery.config.section import Count, Positive, Section, Small
+from distillery.config.section import Count, OnlyIfSet, Positive, Section, Small
 from distillery.notes import Note, error
 
 Init = Literal["teacher", "layers", "config", "lora"]
@@ -121,6 +121,12 @@ class Student(Section):
         None, description="for init: config: a JSON file like config.json of the teacher's network"
     )
     lora: Lora | None = Field(None, description="for init: lora; {} takes the defaults")
+    start_from: Annotated[str | None, OnlyIfSet] = Field(
+        None,
+        description="the folder of a trained student, `results/{run}/student/trained` of another "
+        "run or an exported pipeline, that takes the teacher's place in `init`: it is cut or "
+        "trained on. The targets stay the teacher's. null: start from the teacher",
+    )
     expert: str | None = Field(
         None,
         description="which of several networks the student starts from. Wan2.2-A14B has "
@@ -134,6 +140,12 @@ class Student(Section):
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             where = f"student.layers is {_listed(self.layers)}"
             yield error(where, "", "write each block once, ascending")
+        if self.start_from is not None and self.init == "lora":
+            yield error(
+                f"student.start_from is {self.start_from!r}",
+                " and student.init is 'lora', whose additions are to the teacher's own weights",
+                "use init: teacher, layers or config",
+            )
         if self.layers == ():
             yield error("student.layers is empty", "", "keep at least one block")
         of_unet = self.unet is not None and self.unet.transformer_layers_per_block is not None

@@ -25,6 +25,7 @@ from distillery.notes import Note, error, noting, refuse
 from distillery.planning.overlooked import on_contents, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
+from distillery.store.belonging import STUDENT_FILE
 
 Machine = tuple[int | None, int, JsonObject]
 """GPUs of the training, nodes that they are on, and what jobs ask a cluster for."""
@@ -33,7 +34,13 @@ Machine = tuple[int | None, int, JsonObject]
 def sources_of(config: RunConfig) -> list[str]:
     """The files beside the configuration that a run is planned from."""
     shape = config.student.config if isinstance(config, Config) else None
-    return [*config.prompts.files, *([shape] if shape else [])]
+    return [*config.prompts.files, *([shape] if shape else []), *start_files(config)]
+
+
+def start_files(config: RunConfig) -> list[str]:
+    """The file that tells what is in the folder of the student that another begins as, if any."""
+    start = config.student.start_from if isinstance(config, Config) else None
+    return [str(Path(start) / STUDENT_FILE)] if start else []
 
 
 def plan_first(
@@ -213,6 +220,17 @@ def on_prompt_files(config: RunConfig, is_made: Callable[[str], bool]) -> list[N
             with noting(notes):
                 check_prompt_file(Path(source))
     return notes
+
+
+def on_start(config: RunConfig) -> Iterator[Note]:
+    """A student to begin as that is not there; Snakemake would tell it without advice."""
+    for path in map(Path, start_files(config)):
+        if not path.is_file():
+            yield error(
+                f"student.start_from is {str(path.parent)!r}",
+                f": there is no {path.name}, which a finished student's folder has",
+                "give results/RUN/student/trained or results/RUN/student/pipeline of another run",
+            )
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:

@@ -276,7 +276,10 @@ def _student(config: Config, plan: Mapping[str, Any]) -> Facts:
     """Its shape, and the steps that it takes."""
     student = config.student
     lora = f" of rank {student.lora.rank}" if student.lora else ""
-    origin = f"init: {student.init}{lora}, from the teacher's {plan['student']['network']}"
+    source = f"the teacher's {plan['student']['network']}"
+    if student.start_from is not None:
+        source = f"the student in {student.start_from}"
+    origin = f"init: {student.init}{lora}, from {source}"
     steps = counted(student.steps, "step")
     return [
         ("student", f"{plan['student']['summary']}"),

@@ -144,9 +144,11 @@ def why_not_initial(config: Config, run: RunFolder, folder: Path) -> str:
     weights = planned.get("teacher", {}).get("denoiser_hash")
     is_of_this = planned.get("config") == hash_json(freeze(config, "run"))
     known = is_of_this and weights is not None
-    return "it was made from another teacher" * (
-        known and origin.get("teacher") not in (None, weights)
-    )
+    if known and origin.get("teacher") not in (None, weights):
+        return "it was made from another teacher"
+    started = _head(Path(config.student.start_from or "") / STUDENT_FILE).get("files")
+    is_other = "start" in origin and started and origin["start"] != hash_json(started)
+    return "the student that it starts from is another now" * bool(is_other)
 
 
 def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:

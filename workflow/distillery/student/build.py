@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from diffusers import UNet2DConditionModel
 
 from distillery.config.jobs import StudentJob, hash_origin
@@ -12,6 +13,7 @@ from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
 from distillery.model_folder import (
+    load_denoiser,
     load_denoiser_skeleton,
     save_denoiser,
     write_metadata,
@@ -20,6 +22,7 @@ from distillery.student.custom_shape import copy_weights, make_shape, read_shape
 from distillery.student.info import StudentInfo
 from distillery.student.layers import keep_blocks, resolve_layers
 from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
+from distillery.student.start import find_start, told_of_teacher
 from distillery.student.unet import shrink_unet
 from distillery.teacher.adapters import denoiser_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -38,13 +41,19 @@ def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
     """
     network = choose_expert(folder.denoisers, student.expert)
     teacher = load_denoiser_skeleton(folder.path / network)
-    return make_student(student, teacher, folder.family, network, seed=0)[1]
+    if student.start_from is None:
+        return make_student(student, teacher, folder.family, network, seed=0)[1]
+    start = find_start(Path(student.start_from), teacher, folder.family)
+    begun = load_denoiser_skeleton(start.network)
+    info = make_student(student, begun, folder.family, network, seed=0)[1]
+    return told_of_teacher(info, start, _count(teacher))
 
 
 def make_student(
     student: Student, teacher: Denoiser, family: Family, network: str, seed: int
 ) -> tuple[Denoiser, StudentInfo]:
-    """The student as configured, and what it is made of; the teacher is used up.
+    """The student as configured, and what it is made of; the teacher, or the student that it begins
+    as, is used up.
 
     Args:
         student: section of the configuration.
@@ -117,21 +126,35 @@ def choose_expert(present: Sequence[str], chosen: str | None) -> str:
 def build_student(job: StudentJob, output: Path) -> None:
     """Write the untrained student, a Diffusers model folder, and what it is made of.
 
-    Reads the teacher's denoiser, with its adapters fused, and no other component of it. The weights
+    Reads the teacher's denoiser, with its adapters fused, and no other component of it; or, in its
+    place, the student of another run that `student.start_from` names. The weights
     are float32; beside additions, links to the teacher's files where it has these numbers.
 
     Args:
         output: folder to write, e.g. results/{run}/student/initial.
 
     Raises:
-        FileNotFoundError: no such teacher, or no such file as `student.config`.
-        ValueError: something in the section `student` that the teacher does not have, or an
-            adapter that does not fit.
+        FileNotFoundError: no such teacher, no such file as `student.config`, or no student in
+            `student.start_from`.
+        ValueError: something in the section `student` that the teacher does not have, an adapter
+            that does not fit, or a student that another cannot begin as.
     """
     folder = find_teacher(job.teacher)
     network = choose_expert(folder.denoisers, job.student.expert)
-    teacher = load_adapted(job.teacher, folder, network)
-    student, student_info = make_student(job.student, teacher, folder.family, network, job.seed)
+    origin = {
+        "settings": hash_origin(job.model_dump(mode="json")),
+        "teacher": denoiser_hash(job.teacher, folder),
+    }
+    if job.student.start_from is None:
+        teacher = load_adapted(job.teacher, folder, network)
+        student, student_info = make_student(job.student, teacher, folder.family, network, job.seed)
+    else:
+        skeleton = load_denoiser_skeleton(folder.path / network)
+        start = find_start(Path(job.student.start_from), skeleton, folder.family)
+        begun = load_denoiser(start.network, torch.float32)
+        student, student_info = make_student(job.student, begun, folder.family, network, job.seed)
+        student_info = told_of_teacher(student_info, start, _count(skeleton))
+        origin["start"] = start.hash
     with atomic_path(output) as temporary:
         lora = job.student.lora
         if lora is not None and is_in_folder(job.teacher, folder, network):
@@ -141,8 +164,4 @@ def build_student(job: StudentJob, output: Path) -> None:
         if lora is not None:
             add_lora(student, lora, job.seed)
             save_lora(student, temporary, folder.family)
-        origin = {
-            "settings": hash_origin(job.model_dump(mode="json")),
-            "teacher": denoiser_hash(job.teacher, folder),
-        }
         write_metadata(temporary, {"student": asdict(student_info), "origin": origin})

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,24 @@ def _check_interface(
     path: Path, shape: Mapping[str, Any], teacher: Denoiser, family: Family
 ) -> None:
     """Raise ValueError unless what goes in and out is the teacher's."""
+    for key, value, wanted in other_interface(shape, teacher, family):
+        raise ValueError(
+            f"student.config: {path} has {key} {value}, the teacher's network has {wanted}: both "
+            f"see the same latents and prompts, so write {key}: {wanted}"
+        )
+
+
+def other_interface(
+    shape: Mapping[str, Any], teacher: Denoiser, family: Family
+) -> Iterator[tuple[str, Any, Any]]:
+    """(key, value, the teacher's value) where what goes in or out of a network is not the
+    teacher's, of which it is a class."""
     parameters = inspect.signature(type(teacher).__init__).parameters
-    for key in family.interface:
-        value = shape.get(key, parameters[key].default)
-        wanted = teacher.config[key]  # type: ignore[index]
-        if _plain(value) != _plain(wanted):
-            raise ValueError(
-                f"student.config: {path} has {key} {_plain(value)}, the teacher's network has "
-                f"{_plain(wanted)}: both see the same latents and prompts, so write "
-                f"{key}: {_plain(wanted)}"
-            )
+    for key in (key for key in family.interface if key in parameters):
+        value = _plain(shape.get(key, parameters[key].default))
+        wanted = _plain(teacher.config[key])  # type: ignore[index]
+        if value != wanted:
+            yield key, value, wanted
 
 
 def _plain(value: Any) -> Any:

@@ -49,29 +49,32 @@ def resolve_layers(student: Student, denoiser: Denoiser, family: Family) -> tupl
     rows = [denoiser.get_submodule(name) for name in family.blocks]
     num_blocks = sum(len(list(row.children())) for row in rows)
     if student.layers is None:
-        return _resolve_rule(student, num_blocks, _kind(family))
+        return _resolve_rule(student, num_blocks, _whose(student, family))
     unknown = [layer for layer in student.layers if layer >= num_blocks]
     if unknown:
         raise ValueError(
-            f"student.layers lists {', '.join(map(str, unknown))}: the teacher's "
-            f"{_kind(family)} has {num_blocks} blocks, so use indices from 0 to {num_blocks - 1}"
+            f"student.layers lists {', '.join(map(str, unknown))}: {_whose(student, family)} has "
+            f"{num_blocks} blocks, so use indices from 0 to {num_blocks - 1}"
         )
     return student.layers
 
 
-def _resolve_rule(student: Student, num_blocks: int, kind: str) -> tuple[int, ...]:
+def _resolve_rule(student: Student, num_blocks: int, whose: str) -> tuple[int, ...]:
     """The blocks that `num_layers` and `layers_rule` choose."""
     assert student.num_layers is not None, "checked by the configuration"
     if student.num_layers > num_blocks:
         raise ValueError(
-            f"student.num_layers is {student.num_layers}: the teacher's {kind} has {num_blocks} "
-            f"blocks; use 1 to {num_blocks}"
+            f"student.num_layers is {student.num_layers}: {whose} has {num_blocks} blocks; "
+            f"use 1 to {num_blocks}"
         )
     return choose_layers(num_blocks, student.num_layers, student.layers_rule)
 
 
-def _kind(family: Family) -> str:
-    return family.denoisers[0]
+def _whose(student: Student, family: Family) -> str:
+    """The network that blocks are kept of."""
+    if student.start_from is not None:
+        return f"the student in {student.start_from}"
+    return f"the teacher's {family.denoisers[0]}"
 
 
 def keep_blocks(denoiser: Denoiser, family: Family, layers: Collection[int]) -> None:
