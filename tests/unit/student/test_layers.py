@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -15,7 +16,7 @@ from distillery.config.student import LayersRule, Student
 from distillery.files import read_json, write_json
 from distillery.student.build import build_student
 from distillery.student.info import describe_student, read_student_info
-from distillery.student.layers import choose_layers
+from distillery.student.layers import average_dropped, choose_layers
 
 
 @pytest.mark.parametrize(
@@ -102,6 +103,36 @@ def test_what_was_kept_is_written_down(data: Path) -> None:
     assert describe_student(info).endswith("of the teacher's; blocks 0, 4")
 
 
+def test_dropped_blocks_are_averaged_into_the_nearest_kept(data: Path) -> None:
+    """Of five blocks 2 is as near to 1 as to 3, and the earlier one takes it."""
+    folder = build(data, init="layers", layers=[1, 3], dropped="average")
+    ours = diffusers.AutoModel.from_pretrained(str(folder))
+    theirs = diffusers.AutoModel.from_pretrained(str(data / "teacher" / "transformer"))
+    for mine, group in zip(ours.blocks, [(0, 1, 2), (3, 4)], strict=True):
+        for name, value in mine.named_parameters():
+            sources = [theirs.blocks[index].get_parameter(name) for index in group]
+            torch.testing.assert_close(value, sum(sources) / len(sources), msg=name)
+    assert torch.equal(ours.scale_shift_table, theirs.scale_shift_table)
+
+
+def test_blocks_of_another_row_or_shape_are_not_averaged() -> None:
+    """As FLUX's double and single blocks, and the last one of SD3."""
+    rows = {"a": [2, 2, 3], "b": [4, 4]}
+    network = torch.nn.ModuleDict(
+        {
+            name: torch.nn.ModuleList([torch.nn.Linear(width, 1) for width in widths])
+            for name, widths in rows.items()
+        }
+    )
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    family = SimpleNamespace(blocks=dict.fromkeys(rows, ""))
+    average_dropped(network, family, [0, 2])  # type: ignore[arg-type]
+    mean = (before["a.0.weight"] + before["a.1.weight"]) / 2
+    torch.testing.assert_close(network.get_parameter("a.0.weight"), mean)
+    for name in ("a.1.weight", "a.2.weight", "b.0.weight", "b.1.weight"):
+        assert torch.equal(network.get_parameter(name), before[name]), name
+
+
 def test_more_blocks_than_there_are(data: Path) -> None:
     with pytest.raises(ValueError, match=r"num_layers is 9: .* has 5 blocks; use 1 to 5"):
         build(data, init="layers", num_layers=9)
@@ -115,6 +146,8 @@ def test_more_blocks_than_there_are(data: Path) -> None:
         ({"init": "lora", "config": "x.json"}, "student.config is x.json: give lora"),
         ({"init": "teacher", "lora": {}}, "student.lora is given: remove it, or"),
         ({"layers_rule": "last"}, "but has no effect"),
+        ({"dropped": "average"}, "but has no effect"),
+        ({"init": "layers", "unet": {"mid_block": "none"}, "dropped": "average"}, "no effect"),
         ({"init": "layers", "unet": {}}, "keeps everything"),
         (
             {"init": "layers", "unet": {"transformer_layers_per_block": [1, [1, 2]]}},

@@ -9,6 +9,7 @@ from distillery.config.section import Count, OnlyIfSet, Positive, Section, Small
 from distillery.notes import Note, error
 
 Init = Literal["teacher", "layers", "config", "lora"]
+Dropped = Literal["discard", "average"]
 LayersRule = Literal["even", "first", "last", "ends"]
 MidBlock = Literal["keep", "resnet", "none"]
 KEYS_OF: dict[Init, tuple[str, ...]] = {
@@ -116,6 +117,12 @@ class Student(Section):
         description="which blocks are kept: even (spaced, first and last included), first, last, "
         "or ends (half from either end); also for a UNet's transformer layers",
     )
+    dropped: Annotated[Dropped, OnlyIfSet] = Field(
+        "discard",
+        description="what becomes of a transformer's other blocks. discard: nothing. average: each "
+        "block that is kept begins as the mean of itself and those that are dropped next to it "
+        "(arXiv:2602.17047)",
+    )
     unet: Unet | None = Field(None, description="what to keep of a UNet, for init: layers")
     config: str | None = Field(
         None, description="for init: config: a JSON file like config.json of the teacher's network"
@@ -148,6 +155,12 @@ class Student(Section):
             )
         if self.layers == ():
             yield error("student.layers is empty", "", "keep at least one block")
+        if self.dropped != "discard" and self.layers is None and self.num_layers is None:
+            yield error(
+                f"student.dropped is {self.dropped!r}",
+                " but has no effect",
+                "set layers or num_layers, which drop a transformer's blocks, or remove dropped",
+            )
         of_unet = self.unet is not None and self.unet.transformer_layers_per_block is not None
         if self.layers_rule != "even" and self.num_layers is None and not of_unet:
             yield error(

@@ -20,7 +20,7 @@ from distillery.model_folder import (
 )
 from distillery.student.custom_shape import copy_weights, make_shape, read_shape
 from distillery.student.info import StudentInfo
-from distillery.student.layers import keep_blocks, resolve_layers
+from distillery.student.layers import average_dropped, keep_blocks, resolve_layers
 from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.start import find_start, told_of_teacher
 from distillery.student.unet import shrink_unet
@@ -95,6 +95,8 @@ def _drop(
     """Drop what is not kept of the teacher, in place; returns the blocks kept of a transformer."""
     if student.unet is None:
         layers = resolve_layers(student, teacher, family)
+        if student.dropped == "average":
+            average_dropped(teacher, family, layers)
         keep_blocks(teacher, family, layers)
         return layers
     if not isinstance(teacher, UNet2DConditionModel):

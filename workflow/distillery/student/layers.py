@@ -1,6 +1,6 @@
 """Which blocks of the teacher a student keeps, and how a row of equal blocks is thinned out."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -75,6 +75,36 @@ def _whose(student: Student, family: Family) -> str:
     if student.start_from is not None:
         return f"the student in {student.start_from}"
     return f"the teacher's {family.denoisers[0]}"
+
+
+@torch.no_grad()
+def average_dropped(denoiser: Denoiser, family: Family, layers: Collection[int]) -> None:
+    """Make each kept block the mean of itself and of the dropped blocks that are nearest to it, in
+    place; of two as near, the earlier one takes them.
+
+    Dropped blocks of another shape, and those of a row that loses all, are left out. As the "local
+    weight averaging" of Amber-Image (Yang et al. 2026, arXiv:2602.17047).
+    """
+    first = 0
+    for row in family.blocks:
+        blocks = list(denoiser.get_submodule(row).children())
+        kept = [index for index in range(len(blocks)) if first + index in layers]
+        first += len(blocks)
+        groups = [[dict(blocks[index].named_parameters())] for index in kept]
+        for index in range(len(blocks)) if kept else ():
+            if index not in kept:
+                distances = [abs(index - each) for each in kept]
+                nearest = distances.index(min(distances))
+                groups[nearest].append(dict(blocks[index].named_parameters()))
+        for target, *dropped in groups:
+            alike = [block for block in dropped if _shapes(block) == _shapes(target)]
+            for name, parameter in target.items():
+                values = (parameter, *(block[name] for block in alike))
+                parameter.copy_(torch.stack(values).mean(dim=0))
+
+
+def _shapes(block: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in block.items()}
 
 
 def keep_blocks(denoiser: Denoiser, family: Family, layers: Collection[int]) -> None:
