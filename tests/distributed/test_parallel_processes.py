@@ -13,6 +13,7 @@ from distillery.student.build import build_student
 from training_phases import phases
 
 CONFIG = "config/training.json"
+LORA = {"init": "lora", "lora": {"rank": 2, "targets": ["to_q", "to_v"]}}
 SHORT = {"phases": phases(stored=32)}
 """Four updates: on a CPU one with dealt-out weights takes ten times as long as another."""
 SAVED_ONCE = {"save_every_samples": 32}
@@ -115,16 +116,17 @@ def test_sizes_are_estimated_together_and_leave_no_trace(data, alone, tmp_path):
     assert_same_training(tmp_path, alone)
 
 
-def test_frozen_weights_are_dealt_out_too(data, tmp_path):
-    """A student of low-rank additions: only these have gradients, moments and averages."""
+@pytest.mark.parametrize("student", [LORA, {"init": "time_embeddings"}], ids=["lora", "time"])
+def test_frozen_weights_are_dealt_out_too(data, tmp_path, student):
+    """Of a student of which little learns: only this has gradients, moments and averages."""
     source = tmp_path / "data"
     source.mkdir()
     for name in ("teacher", "targets", "embeddings", "prompts"):
         (source / name).symlink_to(data / name)
-    write_lora_job(source)
+    write_job_of(student, source)
     build_student(read_job(source / CONFIG, TrainingJob), source / "student/initial")
     for name, num_processes, parallel in (("whole", 1, "auto"), ("parts", 2, "fsdp")):
-        write_lora_job(tmp_path / name, parallel=parallel, dtype="bfloat16", **SHORT)
+        write_job_of(student, tmp_path / name, parallel=parallel, dtype="bfloat16", **SHORT)
         arguments = tiny.train_arguments(source, tmp_path / name)
         assert processes.run(num_processes, arguments) == [0] * num_processes
     assert_same_training(
@@ -132,10 +134,10 @@ def test_frozen_weights_are_dealt_out_too(data, tmp_path):
     )
 
 
-def write_lora_job(folder, **settings):
+def write_job_of(student, folder, **settings):
     tiny.write_training_job(folder, **settings)
     job = read_json(folder / CONFIG)
-    job["student"] |= {"init": "lora", "lora": {"rank": 2, "targets": ["to_q", "to_v"]}}
+    job["student"] |= student
     write_json(folder / CONFIG, job)
 
 

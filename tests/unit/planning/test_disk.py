@@ -33,7 +33,7 @@ def size_of(folder: Path) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("init", ["teacher", "lora"])
+@pytest.mark.parametrize("init", ["teacher", "lora", "time_embeddings"])
 def test_a_finished_run_is_as_large_as_planned(teacher: Path, tmp_path: Path, init: str) -> None:
     changes: dict[str, Any] = {
         "training": LONG,

@@ -49,6 +49,7 @@ def students(case: Any, folder: Path, teacher: Path) -> list[dict[str, Any]]:
         {"init": "layers", **dropped},
         {"init": "config", "config": str(folder / "shape.json")},
         {"init": "lora", "lora": {"rank": 4, "targets": targets}},
+        {"init": "time_embeddings"},
     ]
 
 

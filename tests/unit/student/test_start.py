@@ -162,7 +162,7 @@ def test_of_a_pipeline_the_network_alone_is_read(half: Run, tmp_path: Path) -> N
 
 
 def test_sections_that_contradict_themselves() -> None:
-    with pytest.raises(ValueError, match=r"start_from is 'a' and student\.init is 'lora', whose"):
+    with pytest.raises(ValueError, match=r"is 'a' and student\.init is 'lora', which is stored"):
         Student(start_from="a", init="lora", lora={})  # type: ignore[arg-type]
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from distillery.config.section import Count, OnlyIfSet, Positive, Section, Small
 from distillery.notes import Note, error
 
-Init = Literal["teacher", "layers", "config", "lora"]
+Init = Literal["teacher", "layers", "config", "lora", "time_embeddings"]
 Dropped = Literal["discard", "average"]
 LayersRule = Literal["even", "first", "last", "ends"]
 MidBlock = Literal["keep", "resnet", "none"]
@@ -17,8 +17,11 @@ KEYS_OF: dict[Init, tuple[str, ...]] = {
     "layers": ("layers", "num_layers", "unet"),
     "config": ("config",),
     "lora": ("lora",),
+    "time_embeddings": (),
 }
 """Each init and its keys, exactly one of which is given."""
+OF_TEACHER: tuple[Init, ...] = ("lora", "time_embeddings")
+"""Those of which little is trained, and stored beside links to the teacher's own network."""
 
 
 class Unet(Section):
@@ -104,7 +107,8 @@ class Student(Section):
         "teacher",
         description="teacher: same shape and weights. layers: only some of its blocks. config: a "
         "shape of your own, with the teacher's weights where names and shapes agree. lora: the "
-        "teacher itself, with only low-rank additions trained",
+        "teacher itself, with only low-rank additions trained. time_embeddings: the teacher "
+        "itself, with only the weights trained by which the time acts on its blocks",
     )
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="indices of the teacher's blocks to keep, for init: layers"
@@ -147,10 +151,10 @@ class Student(Section):
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             where = f"student.layers is {_listed(self.layers)}"
             yield error(where, "", "write each block once, ascending")
-        if self.start_from is not None and self.init == "lora":
+        if self.start_from is not None and self.init in OF_TEACHER:
             yield error(
                 f"student.start_from is {self.start_from!r}",
-                " and student.init is 'lora', whose additions are to the teacher's own weights",
+                f" and student.init is {self.init!r}, which is stored beside the teacher's weights",
                 "use init: teacher, layers or config",
             )
         if self.layers == ():

@@ -46,6 +46,13 @@ class Flux(PooledText, PackedTokens):
     blocks: Mapping[str, str] = MappingProxyType(
         {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
     )
+    time_embeddings = (
+        "timestep_embedder",
+        "norm1.linear.bias",
+        "norm1_context.linear.bias",
+        "norm.linear.bias",
+        "norm_out.linear.bias",
+    )
     interface = (
         *PackedTokens.interface,
         "joint_attention_dim",

@@ -24,6 +24,7 @@ class PixArt(MaskedText):
     max_sequence_length = 300
     stock_multiple = 8
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    time_embeddings = ("timestep_embedder", "adaln_single.linear", "scale_shift_table")
     interface = (*MaskedText.interface, "caption_channels", "use_additional_conditions")
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:

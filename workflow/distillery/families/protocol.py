@@ -122,6 +122,10 @@ class Family(Protocol):
     blocks: Mapping[str, str] = MappingProxyType({})
     """Attributes of the denoiser that list its repeated blocks, in the order they run, to the keys
     of its configuration that count them. Empty: blocks cannot be dropped one by one."""
+    time_embeddings: tuple[str, ...] = ()
+    """Parts of names of the denoiser's parameters that turn the time into what its blocks do: the
+    layers that embed it, and what each block has of its own. Where a block has a whole matrix for
+    it, as large as its attention, only what it adds. Empty: they cannot be learned alone."""
     interface: tuple[str, ...] = ("in_channels", "out_channels", "patch_size")
     """Keys of the denoiser's configuration that say what goes in and comes out: a student of a
     shape of its own takes them from its teacher."""

@@ -37,6 +37,12 @@ class QwenImage(PackedTokens):
     max_sequence_length = 512
     longest_sequence = 1024
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    time_embeddings = (
+        "timestep_embedder",
+        "img_mod.1.bias",
+        "txt_mod.1.bias",
+        "norm_out.linear.bias",
+    )
     interface = (*PackedTokens.interface, "joint_attention_dim", "guidance_embeds")
     guidance_argument = "true_cfg_scale"
     no_negative = " "  # which its authors use for none

@@ -32,6 +32,7 @@ class Sana(MaskedText):
     stock_multiple = 32
     starts_in_float32 = True
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    time_embeddings = ("timestep_embedder", "time_embed.linear", "scale_shift_table")
     interface = (*MaskedText.interface, "caption_channels", "guidance_embeds")
 
     def readers(self, pipeline: Pipeline, max_sequence_length: int) -> Sequence[Reader]:

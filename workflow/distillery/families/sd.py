@@ -21,6 +21,7 @@ class ClipUnet(Family):
     """What Stable Diffusion and SDXL share: CLIP, and a UNet; latents are (c, h, w)."""
 
     denoisers = ("unet",)
+    time_embeddings = ("time_embedding", "time_emb_proj")
     compiles_by_block = False
     casts_latents = False
     stock_multiple = 8

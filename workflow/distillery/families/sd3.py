@@ -45,6 +45,12 @@ class Sd3(PooledText):
     max_sequence_length = 256
     longest_sequence = 512
     blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
+    time_embeddings = (
+        "timestep_embedder",
+        "norm1.linear.bias",
+        "norm1_context.linear.bias",
+        "norm_out.linear.bias",
+    )
     interface = (*PooledText.interface, "joint_attention_dim", "pooled_projection_dim")
     casts_latents = False
 

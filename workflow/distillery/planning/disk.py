@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from distillery.config.run import Config, RunConfig
+from distillery.config.student import OF_TEACHER
 from distillery.config.teacher import Teacher
 from distillery.config.training import Training
 from distillery.families import Size
@@ -102,7 +103,7 @@ def student_bytes(
 ) -> int:
     """Bytes of the untrained and the trained student, and of their pipelines where sampled."""
     initial = trained = student.num_parameters * MASTER_BYTES
-    additions = student.trained_parameters * MASTER_BYTES if student.init == "lora" else 0
+    additions = student.trained_parameters * MASTER_BYTES * (student.init in OF_TEACHER)
     if additions:
         initial, trained = _base_bytes(config.teacher, student, folder, run_folder)
     network = student.num_parameters * ITEM_BYTES[config.teacher.dtype]

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from distillery.config.run import Config
+from distillery.config.student import OF_TEACHER
 from distillery.config.training import Training, on_batch_size, on_teacher_rank
 from distillery.files import readable
 from distillery.launcher import num_processes
@@ -172,7 +173,7 @@ def _remedy(execution: Execution, machine: Machine, init: str) -> str:
         more = "set training.parallel: fsdp"
     else:
         more = "use several GPUs" if machine.world_size == 1 else "use more GPUs"
-    if init == "lora":  # almost all of it are frozen weights, whatever the rank
+    if init in OF_TEACHER:  # almost all of it are frozen weights, whatever the rank
         return f"{more}, or GPUs of more memory"
     return f"{more}, keep fewer blocks with student.init: layers, or train additions with lora"
 

@@ -8,7 +8,7 @@ import torch
 from diffusers import UNet2DConditionModel
 
 from distillery.config.jobs import StudentJob, hash_origin
-from distillery.config.student import Student
+from distillery.config.student import OF_TEACHER, Student
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
@@ -23,6 +23,7 @@ from distillery.student.info import StudentInfo
 from distillery.student.layers import average_dropped, keep_blocks, resolve_layers
 from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.start import find_start, told_of_teacher
+from distillery.student.time_embeddings import save_time_embeddings, time_embeddings_of
 from distillery.student.unet import shrink_unet
 from distillery.teacher.adapters import denoiser_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
@@ -71,9 +72,13 @@ def make_student(
         not_copied = copy_weights(denoiser, teacher)
     elif student.init == "layers":
         layers = _drop(student, teacher, family, network)
-    elif student.lora is not None:
+    num_parameters = num_trained = _count(denoiser)
+    if student.lora is not None:
         check_lora(teacher, student.lora, family)
-    num_parameters = _count(denoiser)
+        num_trained = count_lora(denoiser, student.lora)
+    elif student.init == "time_embeddings":
+        learns = time_embeddings_of(denoiser, family).values()
+        num_trained = sum(parameter.numel() for parameter in learns)
     sizes = {name: parameter.numel() for name, parameter in denoiser.named_parameters()}
     return denoiser, StudentInfo(
         init=student.init,
@@ -82,9 +87,7 @@ def make_student(
         num_parameters=num_parameters,
         teacher_parameters=teacher_parameters,
         copied_parameters=num_parameters - sum(sizes.get(name, 0) for name in not_copied),
-        trained_parameters=num_parameters
-        if student.lora is None
-        else count_lora(denoiser, student.lora),
+        trained_parameters=num_trained,
         not_copied=tuple(not_copied),
     )
 
@@ -159,11 +162,14 @@ def build_student(job: StudentJob, output: Path) -> None:
         origin["start"] = start.hash
     with atomic_path(output) as temporary:
         lora = job.student.lora
-        if lora is not None and is_in_folder(job.teacher, folder, network):
+        is_beside = job.student.init in OF_TEACHER
+        if is_beside and is_in_folder(job.teacher, folder, network):
             link_network(folder.path / network, temporary, folder.chosen_variant(network))
         else:
             save_denoiser(student, temporary)
         if lora is not None:
             add_lora(student, lora, job.seed)
             save_lora(student, temporary, folder.family)
+        elif is_beside:
+            save_time_embeddings(student, temporary, folder.family)
         write_metadata(temporary, {"student": asdict(student_info), "origin": origin})

@@ -26,10 +26,12 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.student.lora import LORA_FILE, has_lora, load_student
 from distillery.student.lora_names import write_other_names
 from distillery.student.schedule import check_exported, few_step_scheduler
-from distillery.student.usage import lora_code, student_code
+from distillery.student.time_embeddings import TIME_FILE, has_time_embeddings
+from distillery.student.usage import lora_code, student_code, time_code
 from distillery.teacher.components import INDEX
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import (
+    is_in_folder,
     load_changed,
     load_skeleton,
     torch_dtype,
@@ -115,6 +117,15 @@ def export_student(
                 **lora_call(folder, about["student"]["network"], scheduler),
                 "comfyui": write_other_names(additions, type(denoiser).__name__),
             }
+        if trained and has_time_embeddings(student):
+            network = about["student"]["network"]
+            # With adapters or weights of a file, its folder alone would give another student.
+            if is_in_folder(job.teacher, folder, network):
+                shutil.copyfile(student / TIME_FILE, temporary / TIME_FILE)
+                about["time_embeddings"] = {
+                    **lora_call(folder, network, scheduler),
+                    "place": family.denoisers[0],
+                }
         write_metadata(temporary, about)
         card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
         write_text(temporary / CARD, card)
@@ -202,7 +213,7 @@ def right_call(job: ExportJob, family: Family, denoiser: Denoiser) -> dict[str, 
 
 
 def lora_call(folder: PipelineFolder, network: str, scheduler: Scheduler) -> dict[str, Any]:
-    """What loading the additions on the teacher's pipeline takes, for a student trained by them.
+    """What the teacher's pipeline needs beside a student's additions or time embeddings.
 
     Args:
         network: the one of its networks that they belong to.
@@ -244,6 +255,9 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         call=about["call"],
         code=student_code(about["call"]),
         lora_code=lora_code(about["lora"], about["call"], job.teacher) if "lora" in about else None,
+        time_code=time_code(about["time_embeddings"], about["call"], job.teacher)
+        if "time_embeddings" in about
+        else None,
         comfyui=about.get("lora", {}).get("comfyui"),
         student_info=about.get("student"),
         recipe=about["recipe"],

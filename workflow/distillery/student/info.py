@@ -40,7 +40,8 @@ def describe_student(info: StudentInfo) -> str:
         copied = info.copied_parameters / info.num_parameters
         text += f"; {copied:.1%} of them copied, {len(info.not_copied)} tensors begin at random"
     if info.trained_parameters != info.num_parameters:
-        text += f"; {info.trained_parameters:,} in low-rank additions are trained"
+        where = "low-rank additions" if info.init == "lora" else "time embeddings"
+        text += f"; {info.trained_parameters:,} in {where} are trained"
     return text
 
 

@@ -19,14 +19,20 @@ from distillery.config.student import Lora
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_denoiser
+from distillery.student.time_embeddings import (
+    has_time_embeddings,
+    load_with_learned,
+    load_with_trainable,
+    save_time_embeddings,
+)
 from distillery.teacher.adapters import cast
 from distillery.teacher.weights import link_network
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """The name that Diffusers looks for."""
 BASE = "base"
-"""Folder in a trained student's: of the network that the additions are to. What an earlier release
-trained has none, and weights with the additions in them."""
+"""Folder in a trained student's: of the network that the additions are to, or of which little is
+trained. What an earlier release trained has none, and weights with the additions in them."""
 ADAPTER = "student"
 METADATA = "lora_adapter_metadata"
 """Where Diffusers keeps an adapter's configuration in the header of its file."""
@@ -198,11 +204,14 @@ def load_trainable(folder: Path, dtype: torch.dtype) -> Denoiser:
     """
     if has_lora(folder):
         return load_with_lora(folder, dtype)
+    if has_time_embeddings(folder):
+        return load_with_trainable(folder, dtype)
     return load_denoiser(folder, torch.float32).requires_grad_(True)
 
 
 def save_trained(trained: Denoiser, initial: Path, output: Path, family: Family) -> None:
-    """Write a trained student as a float32 model folder, or its additions beside their network.
+    """Write a trained student as a float32 model folder, or what it has learned beside its
+    teacher's network.
 
     Args:
         trained: as `load_trainable` gave it, on the CPU.
@@ -212,6 +221,9 @@ def save_trained(trained: Denoiser, initial: Path, output: Path, family: Family)
     if has_lora(initial):
         link_network(initial, output / BASE)
         save_lora(trained, output, family)
+    elif has_time_embeddings(initial):
+        link_network(initial, output / BASE)
+        save_time_embeddings(trained, output, family)
     else:
         save_denoiser(trained, output)
 
@@ -220,6 +232,8 @@ def load_student(folder: Path, dtype: torch.dtype) -> Denoiser:
     """The student in a folder as one network, trained or not; additions are fused in float32."""
     if not (folder / BASE).is_dir():
         return load_denoiser(folder, dtype)
+    if has_time_embeddings(folder):
+        return load_with_learned(folder, folder / BASE, dtype)
     whole = load_with_lora(folder, torch.float32)
     whole.fuse_lora(safe_fusing=True)  # type: ignore[operator]
     whole.unload_lora()  # type: ignore[operator]

@@ -62,8 +62,8 @@ def find_start(folder: Path, teacher: Denoiser, family: Family) -> Start:
         raise ValueError(f"{where}: it was not trained; give student/trained of its run")
     if has_lora(folder) or (folder / BASE).is_dir():
         raise ValueError(
-            f"{where}: its weights are its teacher's and additions to them; give its pipeline, "
-            "student/pipeline of its run, whose network has both in one"
+            f"{where}: its weights lie apart, its teacher's and what it has learned; give its "
+            "pipeline, student/pipeline of its run, whose network has both in one"
         )
     _check_network(where, network, teacher, family)
     return Start(network, hash_json(about[FILES]), read_student_info(folder))

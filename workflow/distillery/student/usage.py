@@ -1,9 +1,10 @@
 """Python that draws an image with a student and plain Diffusers: for its card and the report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillery.config.teacher import Teacher
+from distillery.student.time_embeddings import TIME_FILE
 
 FOLDER = "path/to/this/folder"
 CAST = (
@@ -57,17 +58,39 @@ def student_code(
 
 def lora_code(lora: Mapping[str, Any], call: Mapping[str, Any], teacher: Teacher) -> str:
     """The same for the teacher's pipeline with the student's additions, from `export.lora_call`."""
+    return _code_on_teacher(lora, call, teacher, _additions(lora, teacher))
+
+
+def time_code(time: Mapping[str, Any], call: Mapping[str, Any], teacher: Teacher) -> str:
+    """The same with the student's time embeddings; the teacher has no adapters."""
+    loading = [
+        f"weights = load_file({f'{FOLDER}/{TIME_FILE}'!r})",
+        f"pipeline.{time['place']}.load_state_dict(weights, strict=False)",
+    ]
+    reading = "from safetensors.torch import load_file"
+    return _code_on_teacher(time, call, teacher, loading, [reading])
+
+
+def _code_on_teacher(
+    told: Mapping[str, Any],
+    call: Mapping[str, Any],
+    teacher: Teacher,
+    loading: Sequence[str],
+    reading: Sequence[str] = (),
+) -> str:
+    """A script that makes a student of the teacher's pipeline, with the student's scheduler."""
     source = {"revision": teacher.revision, "variant": teacher.variant}
     return "\n".join(
         [
             "import torch",
-            f"from diffusers import DiffusionPipeline, {lora['scheduler']}",
+            f"from diffusers import DiffusionPipeline, {told['scheduler']}",
             *_reading(call),
+            *reading,
             "",
             *_loading(teacher.path, call, {name: value for name, value in source.items() if value}),
-            *_one_network(lora),
-            *_additions(lora, teacher),
-            f"pipeline.scheduler = {lora['scheduler']}.from_pretrained({FOLDER + '/scheduler'!r})",
+            *_one_network(told),
+            *loading,
+            f"pipeline.scheduler = {told['scheduler']}.from_pretrained({FOLDER + '/scheduler'!r})",
             *_drawing(call, "a prompt", 0, ""),
         ]
     )
@@ -113,16 +136,16 @@ def _dtypes(dtypes: Mapping[str, str]) -> str:
     return f"{{{', '.join(f'{name!r}: torch.{dtype}' for name, dtype in dtypes.items())}}}"
 
 
-def _one_network(lora: Mapping[str, Any]) -> list[str]:
-    """Of a teacher of several networks, keep the one that the additions belong to."""
-    if not lora["modules"]:
+def _one_network(told: Mapping[str, Any]) -> list[str]:
+    """Of a teacher of several networks, keep the one that the student starts from."""
+    if not told["modules"]:
         return []
-    settings = ", ".join(f"{name}={value!r}" for name, value in lora["settings"].items())
+    settings = ", ".join(f"{name}={value!r}" for name, value in told["settings"].items())
     return [
         "pipeline.register_modules(",
         *(
             f"    {name}={f'pipeline.{source}' if source else None},"
-            for name, source in lora["modules"].items()
+            for name, source in told["modules"].items()
         ),
         ")",
         f"pipeline.register_to_config({settings})",
