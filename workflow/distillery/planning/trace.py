@@ -113,6 +113,9 @@ def _on_student(config: Config, folder: PipelineFolder) -> Iterator[Note]:
     if config.student.init == "layers":
         yield error("student.init is layers", " and teacher.trace is set: which of its blocks may "
                     "go is not known", cure)  # fmt: skip
+    if config.student.init == "time_embeddings":
+        yield error("student.init is time_embeddings", " and teacher.trace is set: which of its "
+                    "weights embed the time is not known", cure)  # fmt: skip
     if training.of(Online):
         yield error("training.phases has learn: online", " and teacher.trace is set: noise is "
                     "drawn by the teacher's own calls alone", cure)  # fmt: skip
