@@ -219,6 +219,9 @@ def test_it_belongs_to_what_it_began_as(half: Run, tmp_path: Path) -> None:
     elsewhere = student.model_copy(update={"start_from": str(moved)})
     config = config.model_copy(update={"student": elsewhere})
     assert not why_not_initial(config, run.files, run.files.student("initial"))
+    from_teacher = student.model_copy(update={"start_from": None})
+    plain = config.model_copy(update={"student": from_teacher})
+    assert "is another now" in why_not_initial(plain, run.files, run.files.student("initial"))
     change_config(eps=1e-3)(moved)
     why = why_not_initial(config, run.files, run.files.student("initial"))
     assert why == "the student that it starts from is another now"

@@ -146,9 +146,12 @@ def why_not_initial(config: Config, run: RunFolder, folder: Path) -> str:
     known = is_of_this and weights is not None
     if known and origin.get("teacher") not in (None, weights):
         return "it was made from another teacher"
-    started = _head(Path(config.student.start_from or "") / STUDENT_FILE).get("files")
-    is_other = "start" in origin and started and origin["start"] != hash_json(started)
-    return "the student that it starts from is another now" * bool(is_other)
+    start = config.student.start_from
+    started = _head(Path(start) / STUDENT_FILE).get("files") if start else None
+    is_told = origin and (started or not start)
+    if is_told and origin.get("start") != (hash_json(started) if started else None):
+        return "the student that it starts from is another now"
+    return ""
 
 
 def check_student_of(run: RunFolder, folder: Path, is_trained: bool) -> None:
