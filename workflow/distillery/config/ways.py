@@ -15,6 +15,7 @@ from distillery.config.section import (
     TAG,
     Count,
     CountOrNone,
+    OnlyIfSet,
     Positive,
     Section,
     Small,
@@ -319,15 +320,15 @@ class Adversarial(Phase):
     warmup_samples: CountOrNone = Field(
         0, description="samples at its beginning in which the heads learn and the student is spared"
     )
-    at: Literal["ends", "knots"] = Field(
+    at: Annotated[Literal["ends", "knots"], OnlyIfSet] = Field(
         "ends",
         description="what is told apart. ends: the images on which last steps end; knots: where "
         "each step ends, from the trajectory's own state there, at that knot's noise",
     )
-    loss: Literal["softplus", "hinge"] = Field(
+    loss: Annotated[Literal["softplus", "hinge"], OnlyIfSet] = Field(
         "softplus", description="of the heads; with hinge they stop where they are sure"
     )
-    weigh_tokens: bool = Field(
+    weigh_tokens: Annotated[bool, OnlyIfSet] = Field(
         False,
         description="tokens count by how far the student's features are from those of the "
         "trajectory's own image; false: all alike",
