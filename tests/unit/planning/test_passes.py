@@ -37,6 +37,8 @@ TRAININGS = [
     phases(stored=EPOCH),
     phases(stored=EPOCH, rollouts=16),
     phases(adversarial=EPOCH),
+    phases(adversarial={"samples": EPOCH, "at": "knots", "warmup_samples": 16}),
+    phases(drifting=EPOCH),
     phases(online=MATCHING),
     phases(**ROUNDS),
 ]
@@ -102,6 +104,8 @@ def with_training(run: Run, **changes: Any) -> Run:
     [
         phases(adversarial=EPOCH, rollouts=16),
         phases(adversarial={"samples": EPOCH, "warmup_samples": EPOCH + 8}, rollouts=16),
+        phases(adversarial={"samples": EPOCH, "at": "knots", "warmup_samples": 16}),
+        phases(drifting=EPOCH),
         phases(online=MATCHING, rollouts=16),
     ],
 )
@@ -116,8 +120,7 @@ def test_a_training_takes_the_passes_that_are_counted(
     state.companion = new_companion(paths.student, opened)
     own = {id(state.denoiser)}
     if state.companion is not None:
-        network: Any = state.companion.network
-        own.add(id(getattr(network, "frozen", network)))
+        own |= set(map(id, state.companion.network.modules()))
     counter = counted(monkeypatch, own)
     assert loop(state, opened)
     more = finish_passes(changed.config, calls_per_step=2)

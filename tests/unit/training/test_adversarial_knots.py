@@ -16,7 +16,7 @@ from distillery.training.state import TrainingState, new_state
 from distillery.training.update import end_of_step, predict
 from distillery.training.ways import add_directions, adversarial, new_companion
 from distillery.training.ways.adversarial import as_false, as_true, passing, token_weights
-from distillery.training.ways.drawing import add_noise_to
+from distillery.training.ways.drawing import add_noise_to, update_seed
 from runs import Run
 from training_phases import phases
 
@@ -82,7 +82,7 @@ def test_the_direction_is_the_gradient_of_passing_at_each_knot(each: Run, tmp_pa
         drawn.requires_grad_(True)
         step = int(one.segment)
         if step == STEPS - 1:
-            (seed,) = seeds = [adversarial.update_seed(opened, 8, f"adversarial\n{one.items[0]}")]
+            (seed,) = seeds = [update_seed(opened, 8, f"adversarial\n{one.items[0]}")]
             steps = [adversarial._pick(adversarial.level_shares(opened), seed >> 32)]
             fake, real = (add_noise_to(it, one, steps, seeds, opened).batch for it in (drawn, true))
         else:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:  # a run is made from ways to learn, which need these function
     from distillery.training.run import Run
     from distillery.training.state import TrainingState
 
-MIN_NOISES = 3
-"""Of a prompt: an image is compared with the others, and with one alone no kernel has a choice."""
+MIN_NOISES = 2
+"""Of a prompt: an image is compared with the others. Of two alone no kernel has a choice."""
 EPSILON = 1e-6
 """Of distances and variances that may be zero."""
 
@@ -196,7 +196,7 @@ class DriftingWay(Way[Drifting]):
         if per_prompt < MIN_NOISES:
             raise ValueError(
                 f"targets.samples_per_prompt is {per_prompt} and training.phases has drifting, "
-                f"which compares images of a prompt: use {MIN_NOISES} or more"
+                f"which compares images of a prompt: use {MIN_NOISES} or more, better 4 or 8"
             )
         whole = per_prompt * ranks
         if run.training.global_batch_size % whole:
