@@ -353,15 +353,6 @@ class Adversarial(Phase):
         spared += max(self.warmup_samples - self.samples, 0)
         return self.samples * (1 + judged) / judged_of - spared, 0.0
 
-    def in_recipe(self, begin: int) -> dict[str, Any]:
-        """Later settings only where they are used: trainings without them stay what they were."""
-        later = {
-            name
-            for name in ("at", "loss", "weigh_tokens")
-            if getattr(self, name) == type(self).model_fields[name].default
-        }
-        return {self.learn: self.model_dump(mode="json", exclude={TAG, *later})}
-
     def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
         """Heads must see several images, and their warm-up end."""
         if training.global_batch_size == 1:
