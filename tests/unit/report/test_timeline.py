@@ -38,6 +38,10 @@ def test_stage_times_count_overlapping_jobs_once():
     assert targets.items_per_s == pytest.approx(72 / 27)
 
 
+def test_time_between_two_pieces_of_work_is_none_of_it():
+    assert timeline.length([(0.0, 1.0), (1.5, 2.0), (1.75, 3.0)]) == 2.5
+
+
 def test_an_interrupted_job_shows_both_attempts():
     events = [
         event("start", "targets-0-of-1", 0, 0),
