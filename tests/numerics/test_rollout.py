@@ -178,7 +178,7 @@ def test_a_rollout_ends_where_the_exported_pipeline_does(subject: Subject) -> No
     batch = dataset.__getitems__([dataset.num_items + row for row in ROWS])
     assert batch.is_rollout
 
-    def predict(noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+    def predict(noisy: torch.Tensor, timestep: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         return dataset.family.predict(
             student, noisy, timestep, batch.conditioning, dataset.usual.setting
         )

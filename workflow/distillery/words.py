@@ -23,6 +23,12 @@ def listed_numbers(numbers: Sequence[int]) -> str:
     return listed([f"{number:,}" for number in numbers])
 
 
+def alternatives(numbers: Sequence[int]) -> str:
+    """As "1, 2 or 4"."""
+    texts = [f"{number:,}" for number in numbers]
+    return " or ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
 def times(ratio: float, form: str, words: tuple[str, str, str]) -> str:
     """A ratio in words: 2 is "2× faster", 0.5 is "2× slower", 1 is "as fast".
 

@@ -141,9 +141,8 @@ def test_errors_at_the_knots_are_of_the_students_own_walk(run: Run, whole: tuple
     with torch.no_grad():
         for knot in range(STEPS):
             sigmas = (dataset.usual.grid.sigmas[knot], dataset.usual.grid.sigmas[knot + 1])
-            velocity = student(
-                noisy, torch.full((len(chosen),), dataset.usual.grid.timesteps[knot])
-            )
+            timestep = torch.full((len(chosen),), dataset.usual.grid.timesteps[knot])
+            velocity = student(noisy, timestep, timestep)
             noisy = noisy + (sigmas[1] - sigmas[0]) * velocity  # Euler, for the tiny Wan is a flow
             teachers = torch.stack([store.states(row, knot + 1, knot + 1)[0] for row in chosen])
             expected = float((noisy - teachers).square().mean())

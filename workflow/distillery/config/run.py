@@ -17,7 +17,7 @@ from distillery.config.samples import (
     Dataset,
     Evaluation,
     Samples,
-    add_teachers,
+    add_models,
     on_reference,
     on_students_steps,
 )
@@ -38,7 +38,7 @@ from distillery.config.section import (
 )
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher
-from distillery.config.training import Training, on_num_weights
+from distillery.config.training import Training, on_flow_map, on_num_weights
 from distillery.config.ways import Rounds
 from distillery.files import SEAL, JsonObject
 from distillery.notes import Note, error
@@ -266,13 +266,14 @@ class GeneratingConfig(RunConfig):
     def faults(self) -> Iterator[Note]:
         """Models that would need what only a run with training has."""
         yield from super().faults()
-        if self.samples.steps:
-            yield error(
-                "samples.steps is set",
-                ": it adds the teacher of targets at other numbers of steps, and a run without "
-                "training has none",
-                "list them in samples.models",
-            )
+        for key, whom in (("steps", "the teacher of targets"), ("student_steps", "the student")):
+            if getattr(self.samples, key):
+                yield error(
+                    f"samples.{key} is set",
+                    f": it adds {whom} at other numbers of steps, and a run without training has "
+                    "none",
+                    "list them in samples.models",
+                )
         for name, model in self.samples.models.items():
             key = f"samples.models.{name}"
             if model.source != "teacher":
@@ -314,7 +315,8 @@ class Config(RunConfig):
             self.training.global_batch_size,
         )
         yield from on_num_weights(self.training.timestep_weights, self.student.steps)
-        yield from on_students_steps(self.samples, self.student.steps)
+        yield from on_students_steps(self.samples, self.student)
+        yield from on_flow_map(self.training, self.student)
         if self.training.of(Rounds) and self.student.steps == 1:
             yield error(
                 "training.phases has rounds",
@@ -372,7 +374,7 @@ def parse_config(
         return parse(GeneratingConfig, raw, source, given)
     missing = [key for key in NEEDED_TO_TRAIN if key not in present]
     try:
-        return parse(Config, add_teachers(raw), source, given)
+        return parse(Config, add_models(raw), source, given)
     except ValueError as error:
         if not missing:
             raise

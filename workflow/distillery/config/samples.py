@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from distillery.config.section import (
     BatchSize,
@@ -16,8 +16,10 @@ from distillery.config.section import (
     Shards,
     Small,
 )
+from distillery.config.student import Student
 from distillery.files import JsonObject
 from distillery.notes import Note, error
+from distillery.words import listed_numbers
 
 MAX_CLIP_RATIO = 2.0
 Source = Literal["teacher", "student", "untrained"]
@@ -33,7 +35,8 @@ class SampledModel(Section):
     steps: Small | None = Field(
         None,
         description="denoising steps; null: targets.steps for the teacher, student.steps for the "
-        "others, which take no other number. Required without training",
+        "others, which take no other number, but for a student of init: flow_map numbers that "
+        "divide it. Required without training",
     )
     guidance_scale: Guidance | None = Field(
         None,
@@ -85,6 +88,12 @@ class Samples(Section):
         "the report shows quality against cost. A model of such a name in models stays as it is. "
         "Not without training",
     )
+    student_steps: Annotated[tuple[Small, ...], OnlyIfSet] = Field(
+        (),
+        description="a student of init: flow_map is sampled with each of these numbers of steps as "
+        "well, as models student-N-steps; each must divide student.steps. A model of such a name "
+        "in models stays as it is",
+    )
     num_prompts: Count | None = Field(
         None, description="sample only the first so many held-out prompts; null: all"
     )
@@ -94,13 +103,14 @@ class Samples(Section):
     )
     num_shards: Shards = Field(4, description="independent jobs per model")
 
-    @field_validator("steps")
+    @field_validator("steps", "student_steps")
     @classmethod
-    def _check_steps(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+    def _check_steps(cls, steps: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
         """Raise ValueError for a number that is there twice."""
         twice = sorted({number for number in steps if steps.count(number) > 1})
         if twice:
-            raise ValueError(f"samples.steps has {twice[0]} more than once: once is enough")
+            key = f"samples.{info.field_name}"
+            raise ValueError(f"{key} has {twice[0]} more than once: once is enough")
         return steps
 
     @field_validator("models")
@@ -172,29 +182,40 @@ class Evaluation(Section):
         return ratio
 
 
-def add_teachers(raw: JsonObject) -> JsonObject:
-    """A configuration as loaded, with the models that samples.steps asks for.
+def add_models(raw: JsonObject) -> JsonObject:
+    """A configuration as loaded, with the models that samples.steps and samples.student_steps ask
+    for.
 
     What has another shape than a configuration stays: its sections say what is wrong with it.
     """
     samples, targets = raw.get("samples"), raw.get("targets")
     if not isinstance(samples, dict) or not isinstance(targets, dict):
         return raw
-    steps, models = samples.get("steps"), samples.get("models")
-    if not isinstance(steps, list | tuple) or not isinstance(models, dict):
+    models = samples.get("models")
+    if not isinstance(models, dict):
         return raw
     is_guided = targets.get("guidance_scale") != 1.0
     more: dict[str, Any] = {}
-    for number in steps:
-        if not isinstance(number, int) or number < 1:
-            continue  # the section itself says what is wrong with it
+    for number in _numbers(samples.get("steps")):
         if number != targets.get("steps"):
             more[f"teacher-{number}-steps"] = {"source": "teacher", "steps": number}
         if is_guided:
             unguided = {"source": "teacher", "steps": number, "guidance_scale": 1.0}
             more[f"teacher-{number}-steps-unguided"] = unguided
+    student = raw.get("student")
+    trained = student.get("steps") if isinstance(student, dict) else None
+    for number in _numbers(samples.get("student_steps")):
+        if number != trained:
+            more[f"student-{number}-steps"] = {"source": "student", "steps": number}
     added = {name: model for name, model in more.items() if name not in models}
     return {**raw, "samples": {**samples, "models": {**models, **added}}}
+
+
+def _numbers(steps: object) -> list[int]:
+    """Those of a list that are numbers of steps; the section itself says what is wrong with the
+    others."""
+    found = steps if isinstance(steps, list | tuple) else ()
+    return [number for number in found if isinstance(number, int) and number >= 1]
 
 
 def on_reference(evaluation: Evaluation, samples: Samples) -> Iterator[Note]:
@@ -213,14 +234,34 @@ def on_reference(evaluation: Evaluation, samples: Samples) -> Iterator[Note]:
         )
 
 
-def on_students_steps(samples: Samples, steps: int) -> Iterator[Note]:
-    """A student that is sampled at other steps than its own `steps`.
+def on_students_steps(samples: Samples, student: Student) -> Iterator[Note]:
+    """A student that is sampled at other steps than it has learned.
 
-    Its scheduler is made for this number: with another it walks levels that the student has not
+    A scheduler that is made for one number walks, with another, levels that the student has not
     learned, begins below pure noise, or ends in NaN.
     """
+    steps, known = student.steps, student.numbers_of_steps
+    if samples.student_steps and not student.is_flow_map:
+        yield error(
+            f"samples.student_steps is {list(samples.student_steps)}",
+            f" and student.init is {student.init!r}: such a student takes student.steps steps and "
+            "no other number",
+            "write student.init: flow_map, or leave student_steps out",
+        )
+        return
     for name, model in samples.models.items():
-        if model.source != "teacher" and model.steps not in (None, steps):
+        if model.source == "teacher" or model.steps in (None, *known):
+            continue
+        if student.is_flow_map:
+            is_added = name == f"student-{model.steps}-steps"
+            yield error(
+                f"samples.student_steps has {model.steps}"
+                if is_added and model.steps in samples.student_steps
+                else f"samples.models.{name}.steps is {model.steps}",
+                f", student.steps is {steps}: the student learns {listed_numbers(known)} steps",
+                "use one of these, or more student.steps",
+            )
+        else:
             yield error(
                 f"samples.models.{name}.steps is {model.steps}",
                 f", student.steps is {steps}: the student and its scheduler are made for {steps} "

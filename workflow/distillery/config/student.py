@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from distillery.config.section import Count, OnlyIfSet, Positive, Section, Small
 from distillery.notes import Note, error
 
-Init = Literal["teacher", "layers", "config", "lora", "time_embeddings"]
+Init = Literal["teacher", "layers", "config", "lora", "time_embeddings", "flow_map"]
 Dropped = Literal["discard", "average"]
 LayersRule = Literal["even", "first", "last", "ends"]
 MidBlock = Literal["keep", "resnet", "none"]
@@ -18,6 +18,7 @@ KEYS_OF: dict[Init, tuple[str, ...]] = {
     "config": ("config",),
     "lora": ("lora",),
     "time_embeddings": (),
+    "flow_map": (),
 }
 """Each init and its keys, exactly one of which is given."""
 OF_TEACHER: tuple[Init, ...] = ("lora", "time_embeddings")
@@ -108,7 +109,9 @@ class Student(Section):
         description="teacher: same shape and weights. layers: only some of its blocks. config: a "
         "shape of your own, with the teacher's weights where names and shapes agree. lora: the "
         "teacher itself, with only low-rank additions trained. time_embeddings: the teacher "
-        "itself, with only the weights trained by which the time acts on its blocks",
+        "itself, with only the weights trained by which the time acts on its blocks. flow_map: "
+        "the teacher with a second time, at which its step ends: one student for student.steps "
+        "steps and for each number that divides them (Wan alone)",
     )
     layers: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="indices of the teacher's blocks to keep, for init: layers"
@@ -143,11 +146,36 @@ class Student(Section):
         description="which of several networks the student starts from. Wan2.2-A14B has "
         "transformer (for the noisier states) and transformer_2",
     )
-    steps: Small = Field(4, description="denoising steps, without guidance")
+    steps: Small = Field(
+        4,
+        description="denoising steps, without guidance; with init: flow_map the most that it takes",
+    )
+
+    @property
+    def is_flow_map(self) -> bool:
+        """Whether it learns to take several numbers of steps."""
+        return self.init == "flow_map"
+
+    @property
+    def numbers_of_steps(self) -> tuple[int, ...]:
+        """All that it learns to take, ascending."""
+        return divisors(self.steps) if self.is_flow_map else (self.steps,)
+
+    @property
+    def items_per_trajectory(self) -> int:
+        """Steps of one trajectory that it learns in one pass: of each number of steps as many."""
+        return len(self.numbers_of_steps) * self.steps
 
     def faults(self) -> Iterator[Note]:
         """Keys that this init does not take or lacks, and blocks that cannot be kept."""
         yield from self._on_keys()
+        if self.is_flow_map and self.steps == 1:
+            yield error(
+                "student.init is 'flow_map'",
+                " and student.steps is 1: it learns to take several numbers of steps, and there "
+                "would be one",
+                "write more steps, such as 4 or 8, or init: teacher",
+            )
         if self.layers is not None and list(self.layers) != sorted(set(self.layers)):
             where = f"student.layers is {_listed(self.layers)}"
             yield error(where, "", "write each block once, ascending")
@@ -185,6 +213,11 @@ class Student(Section):
         )
         cure = f"give {' or '.join(wanted)}" if wanted else "remove it, or choose another init"
         yield error(f"student.init is {self.init!r}", f" and {values}", cure)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All of them, ascending."""
+    return tuple(each for each in range(1, number + 1) if number % each == 0)
 
 
 def _shown(value: object) -> str:

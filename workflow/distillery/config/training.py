@@ -18,6 +18,7 @@ from distillery.config.section import (
     on_multiple,
     without_result,
 )
+from distillery.config.student import Student
 from distillery.notes import Note, error
 
 Objective = Literal["segment", "direct", "reflow"]
@@ -249,6 +250,35 @@ def on_teacher_rank(training: Training, num_processes: int) -> Iterator[Note]:
             f" and there are {num_processes} processes",
             f"use a number up to {num_processes - 1}",
         )
+
+
+def on_flow_map(training: Training, student: Student) -> Iterator[Note]:
+    """What a student of any number of steps does not learn by."""
+    if not student.is_flow_map:
+        return
+    where = "student.init is 'flow_map'"
+    if training.objective != "segment":
+        yield error(
+            where,
+            f" and training.objective is {training.objective!r}: it learns to land on the knots "
+            "that its steps end on",
+            "leave objective out",
+        )
+    if training.timestep_weights != "uniform":
+        yield error(
+            where,
+            " and training.timestep_weights is set: it learns steps of several lengths from one "
+            "state, not segments",
+            "leave timestep_weights out",
+        )
+    for span in training.spans:
+        if span.phase.learn != "stored":
+            yield error(
+                where,
+                f" and {span.key} is {span.phase.learn}: steps of several lengths are learned from "
+                "stored trajectories alone",
+                f"leave {span.phase.learn} out, or write student.init: teacher",
+            )
 
 
 def on_num_weights(weights: TimestepWeights, steps: int) -> Iterator[Note]:

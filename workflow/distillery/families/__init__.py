@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from distillery.families.any_flow import AnyFlow
 from distillery.families.flux import Flux
 from distillery.families.learnt import Learnt
 from distillery.families.pixart import PixArt
@@ -21,6 +22,7 @@ from distillery.schedule import Schedule
 from distillery.schedulers import Scheduler, check_known, check_range, copy_of, schedule_of, told
 
 __all__ = [
+    "FLOW_MAPS",
     "Conditioning",
     "Family",
     "Request",
@@ -28,11 +30,15 @@ __all__ = [
     "Size",
     "family_named",
     "family_of",
+    "flow_map_of",
     "grid_of",
+    "student_family_of",
     "timed",
 ]
 
 FAMILIES: tuple[Family, ...] = (Wan(), Sdxl(), Sd(), PixArt(), Sana(), Sd3(), Flux(), QwenImage())
+FLOW_MAPS: Mapping[str, AnyFlow] = {Wan.name: AnyFlow()}
+"""By the family of a teacher, the one of its students of any number of steps."""
 
 
 def family_of(pipeline_class: str) -> Family:
@@ -46,6 +52,28 @@ def family_of(pipeline_class: str) -> Family:
         "from their calls: set teacher.trace, e.g. {unguided: {guidance_scale: 1.0}}, see "
         "docs/teachers.md"
     )
+
+
+def flow_map_of(family: Family) -> AnyFlow:
+    """The family of the any-step students of a teacher's family.
+
+    Raises ValueError where Diffusers has no network for them.
+    """
+    found = FLOW_MAPS.get(family.name)
+    if found is None:
+        known = ", ".join(FLOW_MAPS)
+        raise ValueError(
+            "student.init is 'flow_map': such a student's network is told where its step ends, and "
+            f"Diffusers has one for teachers of the family {known} alone, not for {family.name}; "
+            "use init: teacher, and a run for each number of steps"
+        )
+    return found
+
+
+def student_family_of(pipeline_class: str) -> Family:
+    """The family of a student's pipeline, as `family_of` of a teacher's."""
+    flow_maps = {name: each for each in FLOW_MAPS.values() for name in each.pipeline_classes}
+    return flow_maps.get(pipeline_class) or family_of(pipeline_class)
 
 
 def family_named(name: str, signature: Mapping[str, Any] | None = None) -> Family:

@@ -270,6 +270,11 @@ class Family(Protocol):
         """A sampler's latents (b, *latent) in the shape that the VAE takes, (b, c, ...)."""
         return latents
 
+    def latents_of(self, states: torch.Tensor) -> torch.Tensor:
+        """The latents (b, *latent) that a scheduler's states are, where a pipeline hands them to it
+        in another layout."""
+        return states
+
     def call_arguments(
         self, pipeline: Pipeline, prompts: Conditioning, negative: Conditioning, setting: Setting
     ) -> Mapping[str, object]:
@@ -323,6 +328,19 @@ class Family(Protocol):
         padded; returns (b, *latent).
         """
         ...
+
+    def predict_until(
+        self,
+        denoiser: Denoiser,
+        noisy: torch.Tensor,
+        timestep: torch.Tensor,
+        until: torch.Tensor,
+        conditioning: Conditioning,
+        setting: Setting,
+    ) -> torch.Tensor:
+        """`predict` for a step that ends at the timesteps `until` (b,), which only the networks of
+        flow maps are told."""
+        return self.predict(denoiser, noisy, timestep, conditioning, setting)
 
 
 def as_annotated(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Wan(Family):
     name = "wan"
     pipeline_classes = ("WanPipeline",)
     is_flow = True
-    denoisers = ("transformer", "transformer_2")
+    denoisers: tuple[str, ...] = ("transformer", "transformer_2")
     single_network: Mapping[str, object] = MappingProxyType({"boundary_ratio": None})
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512

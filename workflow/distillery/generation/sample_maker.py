@@ -314,7 +314,8 @@ class SampleMaker:
         with record(self._generator.pipeline.scheduler, [last]) as trajectory:
             images = self._generator.run(rows, size)
         assert images is not None
-        return ImageBatch(as_bytes(images), trajectory.states[last], is_finite(images))
+        latents = self.family.latents_of(trajectory.states[last])
+        return ImageBatch(as_bytes(images), latents, is_finite(images))
 
 
 def _check_source(job: SamplesJob, pipeline: Path | None) -> None:

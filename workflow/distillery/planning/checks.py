@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distillery.config.training import on_held_out
+from distillery.families import flow_map_of
 from distillery.notes import Note, gather, refuse
 from distillery.planning import (
     call,
@@ -82,6 +83,7 @@ WISHES: tuple[Check, ...] = (
 )
 WISHES_OF_DISTILLATION: tuple[Check, ...] = (
     lambda it: guidance.on_guided_students(it.config, it.folder),
+    lambda it: possible(it.config.student.is_flow_map and flow_map_of(it.folder.family)),
 )
 
 # What follows from it.

@@ -167,7 +167,7 @@ class Distillation(Facts):
         usual = Size.of(self.config.teacher)
         for size in {*sizes_of([self.prompts["train"]], usual)} - {usual}:
             own = targets_recipe(self._job, self.folder, self.embeddings_hash, size)
-            check_size(found, own, self.config.student.steps)
+            check_size(found, own, self.config.student.steps, self.config.student.is_flow_map)
         return found
 
     @property
@@ -178,7 +178,8 @@ class Distillation(Facts):
     @property
     def recipes(self) -> dict[str, str]:
         """See `Facts`."""
-        solver = student_scheduler(self.recipe, self.config.student.steps)
+        student = self.config.student
+        solver = student_scheduler(self.recipe, student.steps, student.is_flow_map)
         return {
             "embeddings": self.embeddings_hash,
             "targets": self.recipe.hash,
@@ -201,7 +202,7 @@ class Distillation(Facts):
         """The student's; raises for one, weights of its steps or steps of the teacher that the
         training would refuse, hours later, when the targets are made."""
         training, steps = self.config.training, self.config.student.steps
-        grid = student_grid(self.recipe, steps)
+        grid = student_grid(self.recipe, steps, self.config.student.is_flow_map)
         segment_weights(training.timestep_weights, grid, self.recipe.prediction_type)
         if online := training.of(Online):
             check_steps(self.recipe.steps, steps, online.steps)

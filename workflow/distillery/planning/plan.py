@@ -28,7 +28,7 @@ from distillery.planning.prompt_tables import read_splits
 from distillery.planning.scaling import networks_of
 from distillery.planning.solver import solver_facts
 from distillery.planning.there import Found, already_there, there_part
-from distillery.planning.what_runs import what_is_known, what_runs
+from distillery.planning.what_runs import steps_of, what_is_known, what_runs
 from distillery.run_folder import RunFolder
 from distillery.stage import Stage
 from distillery.teacher.adapters import denoiser_hash, teacher_hash
@@ -181,7 +181,7 @@ def headline(config: RunConfig, plan: Mapping[str, Any]) -> str:
         images = counted(plan["work"]["num_images"], "image")
         return f"{images} of {name}, {plan['work']['teacher_calls']:,} network calls"
     kind = "a LoRA" if config.student.init == "lora" else "a student"
-    steps = counted(config.student.steps, "step")
+    steps = steps_of(config.student)
     return f"{config.targets.steps} steps of {name}, distilled into {kind} of {steps}"
 
 

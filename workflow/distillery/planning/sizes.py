@@ -127,7 +127,7 @@ def _on_ways(config: Config) -> Iterator[Note]:
 
 def _on_few(config: Config, sizes: Mapping[Size, int]) -> Iterator[Note]:
     """Sizes of fewer segments than an update takes."""
-    per_prompt = config.targets.samples_per_prompt * config.student.steps
+    per_prompt = config.targets.samples_per_prompt * config.student.items_per_trajectory
     for size, count in sizes.items():
         if count * per_prompt < config.training.global_batch_size:
             yield doubt(

@@ -116,6 +116,9 @@ def _on_student(config: Config, folder: PipelineFolder) -> Iterator[Note]:
     if config.student.init == "time_embeddings":
         yield error("student.init is time_embeddings", " and teacher.trace is set: which of its "
                     "weights embed the time is not known", cure)  # fmt: skip
+    if config.student.is_flow_map and folder.is_to_be_learnt:
+        yield error("student.init is flow_map", " and teacher.trace is set: Diffusers has a "
+                    "network with a second time for Wan alone", "use init: teacher")  # fmt: skip
     if training.of(Online):
         yield error("training.phases has learn: online", " and teacher.trace is set: noise is "
                     "drawn by the teacher's own calls alone", cure)  # fmt: skip

@@ -9,6 +9,7 @@ import pandas as pd
 from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.section import steps_within
+from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Size
 from distillery.families.protocol import Pipeline
@@ -28,7 +29,7 @@ from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_skeleton
 from distillery.teacher.memory import Memory, summarise_memory
-from distillery.words import counted, listed
+from distillery.words import counted, listed, listed_numbers
 
 Facts = list[tuple[str, str]]
 
@@ -272,6 +273,11 @@ def _guided_steps(interval: tuple[float, float] | None, steps: int) -> str:
     return f" in step {first}" if first == last else f" in steps {first} to {last}"
 
 
+def steps_of(student: Student) -> str:
+    """The numbers of steps that it takes: 4 steps; 1, 2 and 4 steps."""
+    return listed_numbers(student.numbers_of_steps) + " step" + "s" * (student.steps > 1)
+
+
 def _student(config: Config, plan: Mapping[str, Any]) -> Facts:
     """Its shape, and the steps that it takes."""
     student = config.student
@@ -280,7 +286,7 @@ def _student(config: Config, plan: Mapping[str, Any]) -> Facts:
     if student.start_from is not None:
         source = f"the student in {student.start_from}"
     origin = f"init: {student.init}{lora}, from {source}"
-    steps = counted(student.steps, "step")
+    steps = steps_of(student)
     return [
         ("student", f"{plan['student']['summary']}"),
         ("", f"{steps}, without guidance; {origin}"),
@@ -291,10 +297,11 @@ def _training(config: Config, plan: Mapping[str, Any]) -> Facts:
     """What is learned, in which order."""
     training, work = config.training, plan["work"]
     updates = -(-training.num_samples // training.global_batch_size)
+    objective = "flow map" if config.student.is_flow_map else training.objective
     facts = [
         (
             "training",
-            f"objective {training.objective}; {training.num_samples:,} samples, {updates:,} "
+            f"objective {objective}; {training.num_samples:,} samples, {updates:,} "
             f"updates of {training.global_batch_size}; learning rate {training.learning_rate:g}",
         )
     ]

@@ -99,7 +99,9 @@ def on_amounts(config: Config, work: Work) -> Iterator[Note]:
             " teach a student little",
             "begin with 10,000 (docs/how-many-trajectories.md)",
         )
-    views = training.num_samples // max(1, work.num_trajectories * config.student.steps)
+    views = training.num_samples // max(
+        1, work.num_trajectories * config.student.items_per_trajectory
+    )
     if views >= MANY_VIEWS and not training.held_out_prompts:
         yield doubt(
             f"each stored segment is seen {views} times",

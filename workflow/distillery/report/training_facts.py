@@ -11,8 +11,10 @@ import pandas as pd
 from distillery.config.training import Training
 from distillery.report.charts import Chart, Series, line_chart
 from distillery.report.timeline import RANK
+from distillery.student.flow_map import pairs_of
 from distillery.telemetry import Event
 from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
+from distillery.words import counted
 
 STAGE = "training"
 LAST_SHARE = 0.1
@@ -325,6 +327,9 @@ def _numbered(loss: pd.DataFrame, beginning: str) -> list[str]:
 def segment_titles(segments: Sequence[str], timesteps: Sequence[float]) -> dict[str, str]:
     """What each segment is called: its number and, where known, its first and last timestep."""
     names = [f"segment {number}" for number in range(len(segments))]
+    pairs = pairs_of(len(timesteps)) if timesteps else ()
+    if len(segments) == len(pairs) > len(timesteps):
+        names = _names_of_pairs(pairs, timesteps)
     if len(timesteps) == len(segments):
         ends = [f"{timestep:g}" for timestep in timesteps] + ["clean"]
         names = [
@@ -332,6 +337,15 @@ def segment_titles(segments: Sequence[str], timesteps: Sequence[float]) -> dict[
             for it, (begin, end) in zip(names, pairwise(ends), strict=True)
         ]
     return dict(zip(segments, names, strict=True))
+
+
+def _names_of_pairs(pairs: Sequence[tuple[int, int]], timesteps: Sequence[float]) -> list[str]:
+    """What the steps of an any-step student are called: from where to where, and of how many."""
+    ends = [f"{timestep:g}" for timestep in timesteps] + ["clean"]
+    return [
+        f"t {ends[first]} to {ends[last]}, of {counted(len(timesteps) // (last - first), 'step')}"
+        for first, last in pairs
+    ]
 
 
 def find_rollouts(loss: pd.DataFrame) -> "pd.Series[bool]":

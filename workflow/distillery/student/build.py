@@ -9,7 +9,7 @@ from diffusers import UNet2DConditionModel
 
 from distillery.config.jobs import StudentJob, hash_origin
 from distillery.config.student import OF_TEACHER, Student
-from distillery.families import Family
+from distillery.families import Family, flow_map_of
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path
 from distillery.model_folder import (
@@ -70,6 +70,8 @@ def make_student(
     if student.config is not None:
         denoiser = make_shape(teacher, read_shape(Path(student.config), teacher, family), seed)
         not_copied = copy_weights(denoiser, teacher)
+    elif student.is_flow_map:
+        denoiser = flow_map_of(family).make(teacher)
     elif student.init == "layers":
         layers = _drop(student, teacher, family, network)
     num_parameters = num_trained = _count(denoiser)

@@ -1,5 +1,6 @@
 """Export a student as a Diffusers pipeline, the trained one with a model card."""
 
+import inspect
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from distillery.config.jobs import ExportJob
-from distillery.families import Family, Size
+from distillery.families import Family, Size, flow_map_of
 from distillery.families.protocol import Denoiser
 from distillery.files import atomic_path, write_json, write_text
 from distillery.model_folder import (
@@ -39,7 +40,7 @@ from distillery.teacher.loading import (
 from distillery.teacher.origin import find_origin
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.weights import link_or_copy, plain_name, weights_in, weights_of
-from distillery.words import listed
+from distillery.words import alternatives, listed
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "student"
 CARD = "README.md"
@@ -73,8 +74,8 @@ def export_student(
         ValueError: the trained student is damaged, not of this run, or was trained for another
             number of steps, or the written scheduler does not take the steps it was trained on.
     """
-    folder = find_teacher(job.teacher)
-    family = folder.family
+    folder, any_step = find_teacher(job.teacher), job.student.is_flow_map
+    family = flow_map_of(folder.family) if any_step else folder.family
     if run_folder is not None:
         check_student_of(run_folder, student, is_trained=student.name != INITIAL)
     about = {**read_metadata(student), "of": hash_model(student)}
@@ -84,15 +85,18 @@ def export_student(
         _check_steps(job, trained, student)
     shape = family.latent_shape(load_skeleton(folder), Size.of(job.teacher))
     scheduler = few_step_scheduler(
-        family,
+        folder.family,
         load_scheduler(folder, job.teacher),
         job.targets.steps,
         job.student.steps,
         shape,
+        any_step,
     )
     denoiser = load_student(student, torch_dtype(job.teacher.dtype))
     with atomic_path(output) as temporary:
         index = take_over(folder, temporary, denoiser, scheduler)
+        if any_step:
+            index = _in_class(index, family.pipeline_classes[0])
         for name, network in load_changed(job.teacher, folder).items():
             # Hard links: writing over the copy would write over the teacher.
             shutil.rmtree(temporary / name)
@@ -163,6 +167,15 @@ def take_over(
         elif name in folder.components and (folder.path / name).is_dir():
             _copy_tree(folder.path / name, output / name, folder.variant)
     return index | dict(family.single_network)
+
+
+def _in_class(index: Mapping[str, Any], pipeline_class: str) -> dict[str, Any]:
+    """A model_index.json for another class, without what that does not take."""
+    import diffusers
+
+    taken = inspect.signature(getattr(diffusers, pipeline_class).__init__).parameters
+    kept = {name: it for name, it in index.items() if name.startswith("_") or name in taken}
+    return kept | {"_class_name": pipeline_class}
 
 
 def _copy_tree(source: Path, target: Path, variant: str | None) -> None:
@@ -252,6 +265,7 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         teacher=job.teacher,
         targets=job.targets,
         student=job.student,
+        numbers=alternatives(job.student.numbers_of_steps),
         call=about["call"],
         code=student_code(about["call"]),
         lora_code=lora_code(about["lora"], about["call"], job.teacher) if "lora" in about else None,

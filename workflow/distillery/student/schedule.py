@@ -19,6 +19,7 @@ from distillery.schedulers import (
     with_static_shift,
 )
 from distillery.store.recipes import TargetsRecipe, TrainingRecipe
+from distillery.student.flow_map import flow_map_grid, flow_map_scheduler, is_flow_maps
 
 
 def few_step_scheduler(
@@ -27,15 +28,21 @@ def few_step_scheduler(
     teacher_steps: int,
     steps: int,
     latent_shape: tuple[int, ...],
+    any_step: bool = False,
 ) -> Scheduler:
     """A deterministic first-order scheduler on the teacher's grid, for the student's export.
 
     A call that shifts by the number of steps (FLUX.2) would shift the student's otherwise: it gets
     the shift that the teacher's steps have.
+
+    Args:
+        any_step: whether the student takes fewer steps, too.
     """
     grid = grid_of(family, scheduler, teacher_steps, latent_shape)
-    chosen = first_order(scheduler, grid, steps)
     stride = teacher_steps // steps
+    if any_step:
+        return flow_map_scheduler(scheduler, grid.subset(range(0, teacher_steps + 1, stride)))
+    chosen = first_order(scheduler, grid, steps)
     if stride > 1 and setting_of(chosen, "use_dynamic_shifting", False):
         own = grid_of(family, chosen, steps, latent_shape)
         if own.distance(grid.subset(range(0, teacher_steps + 1, stride))) > GRID_TOLERANCE:
@@ -55,10 +62,10 @@ def teacher_grid(recipe: TargetsRecipe) -> Schedule:
     return grid_of(family, scheduler, recipe.steps, recipe.latent_shape)
 
 
-def student_scheduler(recipe: TargetsRecipe, steps: int) -> Scheduler:
+def student_scheduler(recipe: TargetsRecipe, steps: int, any_step: bool = False) -> Scheduler:
     """The scheduler that the student will be exported with, from the targets' recipe alone."""
     teacher, family = teacher_scheduler(recipe), family_named(recipe.family, recipe.signature)
-    return few_step_scheduler(family, teacher, recipe.steps, steps, recipe.latent_shape)
+    return few_step_scheduler(family, teacher, recipe.steps, steps, recipe.latent_shape, any_step)
 
 
 def check_student_grid(
@@ -98,8 +105,10 @@ def _check_distinct(knots: Schedule) -> None:
             )
 
 
-def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
+def student_grid(recipe: TargetsRecipe, steps: int, any_step: bool = False) -> Schedule:
     """The schedule of the student's scheduler, from the targets' recipe alone.
+
+    That of an any-step student has the names of the knots (`flow_map_scheduler`).
 
     Raises ValueError unless its states are stored knots.
     """
@@ -110,8 +119,11 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
             f"student.steps is {steps}, the trajectories are stored in {num_segments} segments: "
             f"use {divisors_of(num_segments)} steps, or other targets.num_segments"
         )
+    scheduler = student_scheduler(recipe, steps, any_step)
+    if any_step:
+        return flow_map_grid(scheduler, steps)
     family = family_named(recipe.family, recipe.signature)
-    grid = grid_of(family, student_scheduler(recipe, steps), steps, recipe.latent_shape)
+    grid = grid_of(family, scheduler, steps, recipe.latent_shape)
     if (
         grid.distance(stored.subset(range(0, num_segments + 1, num_segments // steps)))
         > GRID_TOLERANCE
@@ -125,7 +137,9 @@ def student_grid(recipe: TargetsRecipe, steps: int) -> Schedule:
     return grid
 
 
-def check_size(usual: TargetsRecipe, own: TargetsRecipe, steps: int) -> None:
+def check_size(
+    usual: TargetsRecipe, own: TargetsRecipe, steps: int, any_step: bool = False
+) -> None:
     """Raise ValueError unless the student's one scheduler walks the stored knots of another size.
 
     A shift that was solved for the teacher's size (`few_step_scheduler`) is a constant.
@@ -135,8 +149,9 @@ def check_size(usual: TargetsRecipe, own: TargetsRecipe, steps: int) -> None:
         own: as at the other size.
     """
     family = family_named(usual.family, usual.signature)
-    exported = grid_of(family, student_scheduler(usual, steps), steps, own.latent_shape)
-    if exported.distance(student_grid(own, steps)) > GRID_TOLERANCE:
+    scheduler = student_scheduler(usual, steps, any_step)
+    exported = _walked(family, scheduler, steps, own.latent_shape)
+    if exported.distance(student_grid(own, steps, any_step)) > GRID_TOLERANCE:
         raise ValueError(
             f"prompts have {own.height} \N{MULTIPLICATION SIGN} {own.width} pixels: the student's "
             f"scheduler, which is made for {usual.height} \N{MULTIPLICATION SIGN} {usual.width}, "
@@ -156,9 +171,18 @@ def _rounded(values: tuple[float, ...]) -> list[float]:
 
 def check_exported(family: Family, scheduler: Scheduler, recipe: TrainingRecipe) -> None:
     """Raise ValueError unless a written scheduler takes exactly the steps of the training."""
-    written = grid_of(family, scheduler, recipe.steps, recipe.latent_shape)
+    written = _walked(family, scheduler, recipe.steps, recipe.latent_shape)
     if written.distance(recipe.schedule) > GRID_TOLERANCE:
         raise ValueError(
             f"the exported scheduler takes {asdict(written)}, the student was trained on "
             f"{asdict(recipe.schedule)}: was the teacher folder's scheduler changed since?"
         )
+
+
+def _walked(
+    family: Family, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
+) -> Schedule:
+    """The grid that the stock pipeline of a student walks."""
+    if is_flow_maps(scheduler):
+        return flow_map_grid(scheduler, steps)
+    return grid_of(family, scheduler, steps, latent_shape)

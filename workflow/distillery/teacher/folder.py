@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from distillery.config.teacher import Teacher
-from distillery.families import FAMILIES, Family, family_named, family_of
+from distillery.families import (
+    FAMILIES,
+    FLOW_MAPS,
+    Family,
+    family_named,
+    student_family_of,
+)
 from distillery.families.traced import TRACED, Unknown
 from distillery.files import SINGLE_FILES, JsonObject, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
@@ -99,7 +105,9 @@ class PipelineFolder:
         learnt = self.signature or _signature_in(self.path)
         if learnt:
             return family_named(TRACED, learnt)
-        return Unknown(self.components) if self.is_traced else family_of(self.class_name)
+        if self.is_traced:
+            return Unknown(self.components)
+        return student_family_of(self.class_name)
 
     @cached_property
     def components(self) -> Mapping[str, str]:
@@ -340,6 +348,12 @@ def _check_classes(folder: PipelineFolder) -> None:
         family = folder.family
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if family in FLOW_MAPS.values():
+        raise ValueError(
+            f"{path} names the class {pipeline}, whose network is told where each step ends: a "
+            "trajectory of it is one of many, so it can be a student and no teacher; use the model "
+            "that it was made from"
+        )
     check_present(folder, (family.denoisers[0], "vae", "scheduler"))
 
 

@@ -16,7 +16,8 @@ class Batch:
 
     Attributes:
         items: b numbers of the stream, for messages.
-        segment: (b,) int64, the student's step; for a rollout the number of steps.
+        segment: (b,) int64, the student's step, of a flow map the number of the task; for a
+            rollout the number of tasks.
         noisy: (b, *latent) float32, the state before the (first) step.
         timestep: (b,), as the student's scheduler gives it for that step.
         target: (b, *latent) float32, what the network should output, or where a rollout should end.
@@ -26,6 +27,7 @@ class Batch:
         is_online: whether `noisy` is the noise yet and `target` nothing, see `online`.
         direction: (b, *latent) float32, where not to go from the end of the last step, see
             `matching`; None without distribution matching.
+        until: (b,), the timestep at which the step ends; None but for flow maps.
     """
 
     items: list[int]
@@ -38,6 +40,7 @@ class Batch:
     is_rollout: bool = False
     is_online: bool = False
     direction: torch.Tensor | None = None
+    until: torch.Tensor | None = None
 
     def pin_memory(self) -> "Batch":
         """A copy in page-locked memory; the data loader calls it on CUDA."""

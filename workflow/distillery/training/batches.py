@@ -223,11 +223,11 @@ class Batches:
 
     def segments(self, start: int, stop: int) -> list[int]:
         """The items at the positions [start, stop) of the stream of segments."""
-        steps = self.dataset.steps
+        each = len(self.dataset.places)
         numbers, start, stop = self._turns.at(start, stop, self.training.global_batch_size)
-        order = Order(len(numbers) * steps, self.seed)
-        pairs = (divmod(place, steps) for place in order.items(start, stop))
-        return [self.split.learned(numbers[place]) * steps + segment for place, segment in pairs]
+        order = Order(len(numbers) * each, self.seed)
+        pairs = (divmod(place, each) for place in order.items(start, stop))
+        return [self.split.learned(numbers[number]) * each + place for number, place in pairs]
 
     def learned(self, times: int, start: int, stop: int) -> list[tuple[int, int]]:
         """What is at the positions [start, stop) of a stream that has each trajectory so many

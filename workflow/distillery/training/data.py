@@ -1,8 +1,9 @@
 """What the student learns from: segments of stored trajectories.
 
-An item is one student step of one trajectory: item = trajectory * student.steps + segment. The
-items after these, one per trajectory, are whole rollouts: item = num_items + trajectory. After them
-come all steps once more, with online targets: see `online`.
+An item is one student step of one trajectory: item = trajectory * student.steps + segment. Of an
+any-step student it is one step of any length, see `SegmentDataset.places`. The items after these,
+one per trajectory, are whole rollouts: item = num_items + trajectory. After them come all steps
+once more, with online targets: see `online`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from distillery.config.training import Objective, TimestepWeights
-from distillery.families import Family, Setting, Size, family_named
+from distillery.families import Family, Setting, Size, family_named, flow_map_of
 from distillery.families.protocol import Conditioning
 from distillery.files import repair_hint
 from distillery.generation.targets import DrawnNoise
@@ -27,9 +28,17 @@ from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.store.visited import VisitedStore
+from distillery.student.flow_map import shares_of
 from distillery.student.schedule import check_size, student_grid, teacher_grid
 from distillery.training.batch import Batch, at_knots
-from distillery.training.objectives import Levels, ends_of, segment_weights, task_of
+from distillery.training.objectives import (
+    CLEAN,
+    Levels,
+    flow_map_tasks,
+    segment_weights,
+    task_of,
+    tasks_of,
+)
 
 if TYPE_CHECKING:  # a run is made from data
     from distillery.config.jobs import TrainingJob
@@ -62,8 +71,8 @@ class View:
         grid: the student's schedule, one step per segment.
         teacher_grid: the teacher's, of all its steps.
         setting: size and guidance of the targets.
-        timesteps: (steps,), of the student.
-        weights: (steps,), of the segments in the gradient.
+        timesteps: (steps + 1,), of the student, and that of the clean end.
+        weights: (tasks,), in the gradient.
     """
 
     recipe: TargetsRecipe
@@ -74,17 +83,24 @@ class View:
     weights: torch.Tensor
 
     @classmethod
-    def of(cls, recipe: TargetsRecipe, steps: int, weights: TimestepWeights) -> View:
+    def of(
+        cls, recipe: TargetsRecipe, steps: int, weights: TimestepWeights, any_step: bool = False
+    ) -> View:
         """Raises ValueError for a student's schedule that does not lie on the stored knots, or
         weights that do not fit the steps."""
-        grid = student_grid(recipe, steps)
+        grid = student_grid(recipe, steps, any_step)
+        of_tasks = (
+            (1.0,) * len(flow_map_tasks(steps))
+            if any_step
+            else segment_weights(weights, grid, recipe.prediction_type)
+        )
         return cls(
             recipe,
             grid,
             teacher_grid(recipe),
             Setting(Size.of(recipe), recipe.guidance_scale),
-            torch.tensor(grid.timesteps),
-            torch.tensor(segment_weights(weights, grid, recipe.prediction_type)),
+            torch.tensor((*grid.timesteps, CLEAN)),
+            torch.tensor(of_tasks),
         )
 
     def levels(self, knot: torch.Tensor, like: torch.Tensor) -> Levels:
@@ -109,7 +125,9 @@ class SegmentDataset(Dataset[Batch]):
         samples_hash: of the targets' samples: ids and texts, in order.
         usual: how trajectories of the teacher's size are learned from.
         num_trajectories: samples of the teacher.
-        num_items: trajectories times student steps.
+        tasks: what the student is asked, see `objectives`; a batch's `segment` is a number of one.
+        places: of the items of one trajectory, which of the tasks each is.
+        num_items: trajectories times `places`.
         rounds: stores of visited states, see `rounds`.
     """
 
@@ -124,6 +142,7 @@ class SegmentDataset(Dataset[Batch]):
         objective: Objective = "segment",
         timestep_weights: TimestepWeights = "uniform",
         verify: bool = True,
+        any_step: bool = False,
     ) -> None:
         """Open both stores and check that they belong together.
 
@@ -134,6 +153,7 @@ class SegmentDataset(Dataset[Batch]):
             objective: what is asked at each segment's beginning.
             timestep_weights: of the segments in the gradient.
             verify: read all bytes of the embeddings once; of several processes one does it.
+            any_step: whether the student learns to take fewer steps, too.
 
         Raises:
             ValueError: embeddings of another recipe than the targets were made with, a student's
@@ -158,17 +178,20 @@ class SegmentDataset(Dataset[Batch]):
                 f"made with embeddings of recipe {self.recipe.embeddings[:12]}: restore the "
                 f"configuration they were made with, or {repair_hint(*manifests)}"
             )
-        self.family: Family = family_named(self.recipe.family, self.recipe.signature)
-        self.usual = View.of(self.recipe, steps, timestep_weights)
+        family = family_named(self.recipe.family, self.recipe.signature)
+        self.family: Family = flow_map_of(family) if any_step else family
+        self.usual = View.of(self.recipe, steps, timestep_weights, any_step)
         self._views = {(self.recipe.height, self.recipe.width): self.usual}
         for size, recipe in self._trajectories.recipes.items():
             if size not in self._views:
-                check_size(self.recipe, recipe, steps)
-                self._views[size] = View.of(recipe, steps, timestep_weights)
-        self.steps = steps
+                check_size(self.recipe, recipe, steps, any_step)
+                self._views[size] = View.of(recipe, steps, timestep_weights, any_step)
+        self.steps, self.any_step = steps, any_step
         self.objective: Objective = objective
+        self.tasks = flow_map_tasks(steps) if any_step else tasks_of(objective, steps)
+        self.places = shares_of(steps) if any_step else tuple(range(steps))
         self.num_trajectories = self._trajectories.num_samples
-        self.num_items = self.num_trajectories * steps
+        self.num_items = self.num_trajectories * len(self.places)
         self._stride = len(self.recipe.schedule.timesteps) // steps
 
     def open_more(self, inputs: Inputs, training: Training) -> None:
@@ -187,6 +210,11 @@ class SegmentDataset(Dataset[Batch]):
 
     def close(self) -> None:
         """The training has ended, and no more is asked for."""
+
+    @property
+    def asked(self) -> str:
+        """The objective in words."""
+        return "flow map" if self.any_step else self.objective
 
     @property
     def first_rollout(self) -> int:
@@ -240,24 +268,28 @@ class SegmentDataset(Dataset[Batch]):
             return self._rollouts([item - self.first_rollout for item in items])
         trajectories = [self._trajectory(item) for item in items]
         segments = [self._segment(item) for item in items]
-        ends = [ends_of(self.objective, segment, self.steps) for segment in segments]
-        pairs = [self._pair(item, *knots) for item, knots in zip(items, ends, strict=True)]
+        tasks = [self.tasks[segment] for segment in segments]
+        pairs = [
+            self._pair(item, task.first, task.last) for item, task in zip(items, tasks, strict=True)
+        ]
         segment = torch.tensor(segments)
-        first, last = torch.tensor(ends).unbind(dim=1)
+        asked = torch.tensor([(task.knot, task.first, task.last) for task in tasks])
+        knot, first, last = asked.unbind(dim=1)
         view = self.view(items[0])
         noisy_j = view.scaled([pair[0] for pair in pairs], first)
         noisy_k = view.scaled([pair[1] for pair in pairs], last)
-        levels = [view.levels(knot, noisy_j) for knot in (first, last, segment)]
+        levels = [view.levels(each, noisy_j) for each in (first, last, knot)]
         kind = self.recipe.prediction_type
         noisy, target = task_of(self.objective, kind, noisy_j, noisy_k, *levels)
         return Batch(
             items=list(items),
             segment=segment,
             noisy=noisy,
-            timestep=view.timesteps[segment],
+            timestep=view.timesteps[knot],
             target=target,
             weight=view.weights[segment],
             conditioning=self._conditioning(trajectories),
+            until=view.timesteps[last] if self.any_step else None,
         )
 
     def clean_ends(self, items: list[int]) -> torch.Tensor:
@@ -302,13 +334,14 @@ class SegmentDataset(Dataset[Batch]):
         last = torch.full_like(first, self.steps)
         return Batch(
             items=[self.first_rollout + trajectory for trajectory in trajectories],
-            segment=last,
+            segment=torch.full_like(first, len(self.tasks)),
             noisy=view.scaled([pair[0] for pair in pairs], first),
             timestep=view.timesteps[first],
             target=view.scaled([pair[1] for pair in pairs], last),
             weight=torch.ones(len(pairs)),
             conditioning=self._conditioning(trajectories),
             is_rollout=True,
+            until=view.timesteps[last] if self.any_step else None,
         )
 
     def _conditioning(self, trajectories: list[int]) -> Conditioning:
@@ -322,8 +355,12 @@ class SegmentDataset(Dataset[Batch]):
         return self._states(self._trajectory(item), first, last)
 
     def _segment(self, item: int) -> int:
-        """The student's step that an item is, unless it is a rollout."""
-        return item % self.steps
+        """The task that an item is, unless it is a rollout."""
+        return self.places[item % len(self.places)]
+
+    def item(self, trajectory: int, segment: int) -> int:
+        """The first of the items that are a task of a trajectory."""
+        return trajectory * len(self.places) + self.places.index(segment)
 
     def _states(self, trajectory: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of a trajectory at two knots of the student's grid."""
@@ -332,9 +369,13 @@ class SegmentDataset(Dataset[Batch]):
     def name(self, item: int) -> str:
         """An item in words, for messages: its sample and segment, or that it is a rollout."""
         is_rollout = self.first_rollout <= item < self.first_visited
-        what = "rollout" if is_rollout else f"segment {self._segment(item)}"
+        what = "rollout" if is_rollout else self._task_name(self._segment(item))
         row = self._trajectories.prompt_row(self._trajectory(item))
         return f"{self.sample(item)} {what} (row {row})"
+
+    def _task_name(self, segment: int) -> str:
+        task = self.tasks[segment]
+        return f"knots {task.first} to {task.last}" if self.any_step else f"segment {segment}"
 
     def sample(self, item: int) -> SampleId:
         """The sample whose trajectory an item is of."""
@@ -349,4 +390,4 @@ class SegmentDataset(Dataset[Batch]):
 
     def _trajectory(self, item: int) -> int:
         is_rollout = item >= self.first_rollout
-        return item - self.first_rollout if is_rollout else item // self.steps
+        return item - self.first_rollout if is_rollout else item // len(self.places)

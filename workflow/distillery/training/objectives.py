@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from distillery.schedule import (
     from_prediction,
     secant,
 )
+from distillery.student.flow_map import pairs_of
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.loading import load_network
 
@@ -27,6 +29,34 @@ MIN_WEIGHT = 0.01
 """Share of the mean weight below which a segment is not learned."""
 Levels = tuple[torch.Tensor, torch.Tensor]
 """alpha and sigma."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of thing that the student is asked at a knot of its grid.
+
+    Attributes:
+        knot: at whose noise level the network is asked.
+        first, last: the knots whose secant it should give.
+    """
+
+    knot: int
+    first: int
+    last: int
+
+
+def tasks_of(objective: Objective, steps: int) -> tuple[Task, ...]:
+    """What an objective asks of a student, by its segment."""
+    return tuple(Task(segment, *ends_of(objective, segment, steps)) for segment in range(steps))
+
+
+def flow_map_tasks(steps: int) -> tuple[Task, ...]:
+    """What is asked of an any-step student: the mean velocity from each knot to each at which one
+    of its steps may end (Boffi et al. 2024, arXiv:2406.07507; Gu et al. 2026, arXiv:2605.13724).
+
+    Both states are stored, so that the target is exact and takes no teacher and no derivative.
+    """
+    return tuple(Task(first, first, last) for first, last in pairs_of(steps))
 
 
 def ends_of(objective: Objective, segment: int, steps: int) -> tuple[int, int]:
@@ -174,8 +204,9 @@ def _check_all_learned(weights: list[float], prediction_type: PredictionType) ->
         )
 
 
-Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""A network's output (b, *latent) at states (b, *latent) and timesteps (b,)."""
+Predict = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""A network's output (b, *latent) at states (b, *latent) and timesteps (b,), of a step that ends at
+other timesteps (b,); only flow maps look at these."""
 
 
 def roll_out(
@@ -203,9 +234,9 @@ def walk(
         noisy: the first states (b, *latent) float32, divided by their scale.
     """
     alphas, sigmas = torch.tensor(grid.alphas), torch.tensor(grid.sigmas)
-    for segment, timestep in enumerate(grid.timesteps):
-        timesteps = torch.full((len(noisy),), timestep, device=noisy.device)
-        prediction = predict(noisy, timesteps).float()
+    for segment, (begin, end) in enumerate(pairwise((*grid.timesteps, CLEAN))):
+        timesteps = torch.full((len(noisy),), begin, device=noisy.device)
+        prediction = predict(noisy, timesteps, torch.full_like(timesteps, end)).float()
         clean, noise = from_prediction(
             prediction_type, prediction, noisy, alphas[segment], sigmas[segment]
         )
@@ -213,6 +244,8 @@ def walk(
         yield noisy
 
 
+CLEAN = 0
+"""The timestep at which the last step ends; whole, so that beside whole ones all stay so."""
 EPSILON = 1e-6
 """Beside a channel's variance, which may be zero."""
 

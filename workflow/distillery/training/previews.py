@@ -16,13 +16,15 @@ import torch
 from distillery.config.jobs import PreviewsJob, TrainingJob, read_job
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
-from distillery.families import Family, Request, Setting, Size, family_named
+from distillery.families import Family, Request, Setting, Size
+from distillery.families.any_flow import AnyFlow
 from distillery.families.protocol import Denoiser, Pipeline
 from distillery.generation.generator import Calls
 from distillery.images import Pixels, as_bytes, is_preview, moment_folder, write_png, write_sheets
 from distillery.model_folder import hash_model
 from distillery.noise import SampleId
 from distillery.prompts import own_sizes
+from distillery.schedulers import Scheduler
 from distillery.stage import balanced_range
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import EmbeddingStore
@@ -31,10 +33,11 @@ from distillery.store.tables import read_table
 from distillery.student.lora import load_trainable
 from distillery.student.schedule import student_scheduler
 from distillery.teacher.decoding import guard_decoding
-from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import cast_timestep, read_files, torch_dtype
+from distillery.teacher.folder import PipelineFolder, find_teacher
+from distillery.teacher.loading import cast_timestep, load_network, read_files, torch_dtype
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import checkpoint_path, read_student
+from distillery.training.data import SegmentDataset
 from distillery.training.run import Inputs, PreviewPaths, open_dataset, training_recipe
 from distillery.training.update import inspecting
 from distillery.training.watchers.alarms import IMAGE_ALARMS, Alarms, judge_image
@@ -46,7 +49,7 @@ class PreviewPipeline:
 
     Attributes:
         pipeline: with the student, its scheduler and the teacher's VAE, without text encoders.
-        family: of the teacher.
+        family: of the student.
         denoiser: the student, the very object.
         recipe: of the targets.
         steps: of the student.
@@ -66,12 +69,14 @@ class PreviewPipeline:
         cls,
         denoiser: Denoiser,
         teacher: Teacher,
-        recipe: TargetsRecipe,
-        steps: int,
+        dataset: SegmentDataset,
         device: torch.device,
         dtype: Dtype,
     ) -> Self:
         """Build the pipeline; of the teacher's weights only the VAE's are read.
+
+        Args:
+            dataset: that the student learns from.
 
         Raises:
             FileNotFoundError: the teacher's folder is not whole.
@@ -79,26 +84,14 @@ class PreviewPipeline:
         from diffusers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        folder, family = find_teacher(teacher), family_named(recipe.family, recipe.signature)
-        absent: dict[str, object] = dict.fromkeys(
-            (*family.text_components, *family.denoisers[1:], *folder.components_left_out)
-        )
-        dtypes = {"default": torch.float32, "vae": torch_dtype(teacher.vae_dtype)}
-        own = {
-            **read_files(folder, dtypes, absent.keys() | set(family.denoisers)),
-            family.denoisers[0]: denoiser,
-            "scheduler": student_scheduler(recipe, steps),
-            **family.single_network,
-        }
-        # Of the very class: DiffusionPipeline itself does not know which components a class takes
-        # as optional, and would load the teacher's network over the one that it is given.
-        pipeline = folder.pipeline_class.from_pretrained(
-            folder.path,
-            dtype=dtypes,
-            variant=folder.variant,
-            local_files_only=True,
-            **(absent | own),
-        )
+        folder, family = find_teacher(teacher), dataset.family
+        recipe, steps = dataset.recipe, dataset.steps
+        scheduler = student_scheduler(recipe, steps, dataset.any_step)
+        if isinstance(family, AnyFlow):
+            vae = load_network(folder, "vae", torch_dtype(teacher.vae_dtype))
+            pipeline = family.around(denoiser, vae, scheduler)
+        else:
+            pipeline = _teachers_pipeline(folder, teacher, family, denoiser, scheduler)
         assert getattr(pipeline, family.denoisers[0]) is denoiser, "the student itself"
         pipeline.set_progress_bar_config(disable=True)
         pipeline.vae.requires_grad_(False).to(device)
@@ -169,6 +162,35 @@ class PreviewPipeline:
         is_guided_by_input = self.family.has_guidance_embedding(self.denoiser.config)  # type: ignore[arg-type]
         scale = self.recipe.guidance_scale if is_guided_by_input else 1.0
         return Setting(Size.of(self.recipe), scale)
+
+
+def _teachers_pipeline(
+    folder: PipelineFolder,
+    teacher: Teacher,
+    family: Family,
+    denoiser: Denoiser,
+    scheduler: Scheduler,
+) -> Pipeline:
+    """The teacher's pipeline with a student and its scheduler, without what encodes prompts."""
+    absent: dict[str, object] = dict.fromkeys(
+        (*family.text_components, *family.denoisers[1:], *folder.components_left_out)
+    )
+    dtypes = {"default": torch.float32, "vae": torch_dtype(teacher.vae_dtype)}
+    own = {
+        **read_files(folder, dtypes, absent.keys() | set(family.denoisers)),
+        family.denoisers[0]: denoiser,
+        "scheduler": scheduler,
+        **family.single_network,
+    }
+    # Of the very class: DiffusionPipeline itself does not know which components a class takes
+    # as optional, and would load the teacher's network over the one that it is given.
+    return folder.pipeline_class.from_pretrained(
+        folder.path,
+        dtype=dtypes,
+        variant=folder.variant,
+        local_files_only=True,
+        **(absent | own),
+    )
 
 
 class Previews:
@@ -305,8 +327,7 @@ def draw_kept(
     drawer = PreviewPipeline.around(
         denoiser.to(device),
         previews.job.teacher,
-        dataset.recipe,
-        dataset.steps,
+        dataset,
         device,
         job.training.dtype,
     )

@@ -99,8 +99,8 @@ class Run:
 
     @property
     def num_losses(self) -> int:
-        """Columns of losses: one per segment, and one for rollouts where there are any."""
-        return self.dataset.steps + self.training.walks_whole
+        """Columns of losses: one per task, and one for rollouts where there are any."""
+        return len(self.dataset.tasks) + self.training.walks_whole
 
 
 def prepare(
@@ -132,7 +132,7 @@ def prepare(
     on_nodes = f" on {ranks.num_nodes} nodes" if ranks.num_nodes > 1 else ""
     reporter.info(
         f"training recipe {recipe.hash[:12]}: {dataset.num_items} items, {ranks.world_size} "
-        f"processes{on_nodes}, objective {job.training.objective}"
+        f"processes{on_nodes}, objective {dataset.asked}"
     )
     dataset.begin(job, paths, batches, device, reporter, watchdog)
     return Run(
@@ -163,6 +163,7 @@ def open_dataset(job: TrainingJob, inputs: Inputs, verify: bool = True) -> Segme
         training.objective,
         training.timestep_weights,
         verify,
+        job.student.is_flow_map,
     )
     dataset.open_more(inputs, training)
     return dataset

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from distillery.families.protocol import Denoiser
+from distillery.families.protocol import Conditioning, Denoiser, Family, Setting
 from distillery.families.text import on
 from distillery.schedule import add_noise, from_prediction
 from distillery.teacher.loading import torch_dtype
@@ -142,8 +142,9 @@ def roll_out_student(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Te
 def student_of(model: torch.nn.Module, batch: Batch, run: Run) -> Predict:
     """The student for a batch's prompts, at any states."""
 
-    def step(noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
-        return predict(model, replace(batch, noisy=noisy, timestep=timestep), run)
+    def step(noisy: torch.Tensor, timestep: torch.Tensor, until: torch.Tensor) -> torch.Tensor:
+        end = None if batch.until is None else until
+        return predict(model, replace(batch, noisy=noisy, timestep=timestep, until=end), run)
 
     return step
 
@@ -153,9 +154,31 @@ def predict(model: torch.nn.Module, batch: Batch, run: Run) -> torch.Tensor:
     dtype, view = torch_dtype(run.training.dtype), run.dataset.view(batch.items[0])
     conditioning = on(batch.conditioning, run.device, dtype)
     with computing(run):
-        return run.dataset.family.predict(
-            model, batch.noisy, batch.timestep, conditioning, view.setting
+        return output_of(
+            model,
+            batch.noisy,
+            batch.timestep,
+            batch.until,
+            conditioning,
+            view.setting,
+            run.dataset.family,
         )
+
+
+def output_of(
+    network: torch.nn.Module,
+    noisy: torch.Tensor,
+    timestep: torch.Tensor,
+    until: torch.Tensor | None,
+    conditioning: Conditioning,
+    setting: Setting,
+    family: Family,
+) -> torch.Tensor:
+    """What a student's network gives, whether it is told the end of its step or not."""
+    given = network, noisy, timestep
+    if until is None:
+        return family.predict(*given, conditioning, setting)
+    return family.predict_until(*given, until, conditioning, setting)
 
 
 def computing(run: Run) -> torch.autocast:

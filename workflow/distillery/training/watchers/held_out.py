@@ -39,7 +39,7 @@ class HeldOut(Watcher):
         self._state, self._run = state, run
         world_size, rank = run.ranks.world_size, run.ranks.rank
         held_out = run.batches.split.held_out
-        wanted = spread_evenly(len(held_out), max(MAX_SEGMENTS // run.dataset.steps, 1))
+        wanted = spread_evenly(len(held_out), max(MAX_SEGMENTS // len(run.dataset.places), 1))
         self._of_one_size: list[list[int]] = []
         counts = []
         for alike in run.dataset.of_one_size:
@@ -85,14 +85,17 @@ class HeldOut(Watcher):
             for start in range(0, len(alike), size)
         ]
         for part in parts:
-            losses = [self._losses(part, segment) for segment in range(self._run.dataset.steps)]
+            dataset = self._run.dataset
+            losses = [self._losses(part, segment) for segment in range(len(dataset.tasks))]
+            # Each as often as it is learned from, so that the two losses can be compared.
+            losses = [losses[segment] for segment in dataset.places]
             columns = [torch.stack(losses).mean(dim=0), *self._errors(part)]
             yield torch.stack(columns, dim=1)
 
     def _losses(self, trajectories: Sequence[int], segment: int) -> torch.Tensor:
         """Of one segment of each trajectory, (b,) float64."""
         run, training = self._run, self._run.training
-        items = [trajectory * run.dataset.steps + segment for trajectory in trajectories]
+        items = [run.dataset.item(trajectory, segment) for trajectory in trajectories]
         batch = _read(run.dataset.__getitems__, items).to(run.device)
         output = predict(self._state.denoiser, batch, run)
         return sample_losses(output, batch.target, training.loss, training.huber_width).double()

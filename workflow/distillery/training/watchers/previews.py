@@ -101,8 +101,7 @@ class LivePreviews(Watcher):
             self._drawer = PreviewPipeline.around(
                 self._state.denoiser,
                 share.job.teacher,
-                run.dataset.recipe,
-                run.dataset.steps,
+                run.dataset,
                 run.device,
                 run.training.dtype,
             )

@@ -22,7 +22,7 @@ from distillery.training.data import SegmentDataset
 from distillery.training.objectives import sample_losses
 from distillery.training.run import Run
 from distillery.training.state import TrainingState
-from distillery.training.update import inspecting
+from distillery.training.update import inspecting, output_of
 from distillery.training.watchers import Moment, Watcher
 from distillery.training.watchers.alarms import (
     LOSS_ALARMS,
@@ -59,8 +59,8 @@ class CollapseProbe:
         """Trajectories spread evenly over the store, so that their prompts differ."""
         rows = dataset.measured(NUM_VARIED)
         first, last = (
-            dataset.__getitems__([row * dataset.steps + segment for row in rows])
-            for segment in (0, dataset.steps - 1)
+            dataset.__getitems__([dataset.item(row, segment) for row in rows])
+            for segment in (0, len(dataset.tasks) - 1)
         )
         return cls(first, last)
 
@@ -92,13 +92,19 @@ def crossed(
     num_prompts = min(num_prompts, len(batch.items))
     first = {name: value[:num_prompts] for name, value in batch.conditioning.items()}
     conditioning = on(first, device, dtype)
+
+    def repeated(values: torch.Tensor, state: int) -> torch.Tensor:
+        return _repeated(values, state, num_prompts).to(device)
+
     answers = [
-        run.dataset.family.predict(
+        output_of(
             denoiser,
-            _repeated(batch.noisy, state, num_prompts).to(device),
-            _repeated(batch.timestep, state, num_prompts).to(device),
+            repeated(batch.noisy, state),
+            repeated(batch.timestep, state),
+            None if batch.until is None else repeated(batch.until, state),
             conditioning,
             run.dataset.view(batch.items[0]).setting,
+            run.dataset.family,
         )
         for state in range(min(num_states, len(batch.items)))
     ]
@@ -153,13 +159,14 @@ def clean_of(
     prediction: torch.Tensor, noisy: torch.Tensor, batch: Batch, dataset: SegmentDataset
 ) -> torch.Tensor:
     """The clean images that predictions at states imply; all items are of one segment."""
-    alpha, sigma = _levels(dataset.view(batch.items[0]).grid, int(batch.segment[0]))
+    knot = dataset.tasks[int(batch.segment[0])].knot
+    alpha, sigma = _levels(dataset.view(batch.items[0]).grid, knot)
     kind = dataset.recipe.prediction_type
     return from_prediction(kind, prediction, noisy, alpha, sigma)[0]
 
 
-def _levels(grid: Schedule, segment: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(grid.alphas[segment]), torch.tensor(grid.sigmas[segment])
+def _levels(grid: Schedule, knot: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.tensor(grid.alphas[knot]), torch.tensor(grid.sigmas[knot])
 
 
 def spread(values: torch.Tensor, dim: int) -> float:
@@ -176,13 +183,13 @@ def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> lis
     """
     rows = dataset.measured()
     baselines = []
-    for segment in range(dataset.steps):
+    for segment, task in enumerate(dataset.tasks):
         # One by one: the prompts, which are not needed here, can be large.
-        items = [dataset.__getitems__([row * dataset.steps + segment]) for row in rows]
+        items = [dataset.__getitems__([dataset.item(row, segment)]) for row in rows]
         target = torch.cat([item.target for item in items])
         noisy = torch.cat([item.noisy for item in items])
         answers = (
-            _same_image(target, noisy, items[0].items[0], dataset),
+            _same_image(target, noisy, items[0].items[0], task.knot, dataset),
             target.mean(0, keepdim=True).expand_as(target),
         )
         losses = (
@@ -194,12 +201,12 @@ def constant_baseline_losses(dataset: SegmentDataset, training: Training) -> lis
 
 
 def _same_image(
-    target: torch.Tensor, noisy: torch.Tensor, item: int, dataset: SegmentDataset
+    target: torch.Tensor, noisy: torch.Tensor, item: int, knot: int, dataset: SegmentDataset
 ) -> torch.Tensor:
-    """Predictions (b, *latent) at states (b, *latent) of an item's segment that all imply the
+    """Predictions (b, *latent) at an item's states (b, *latent) at a knot that all imply the
     targets' mean image."""
     kind = dataset.recipe.prediction_type
-    alpha, sigma = _levels(dataset.view(item).grid, item % dataset.steps)
+    alpha, sigma = _levels(dataset.view(item).grid, knot)
     clean, _ = from_prediction(kind, target, noisy, alpha, sigma)
     same = clean.mean(0, keepdim=True).expand_as(clean)
     return as_prediction(kind, same, (noisy - alpha * same) / sigma, alpha, sigma)
