@@ -27,7 +27,8 @@ from distillery.training.data import SegmentDataset
 from distillery.training.loop import train
 from distillery.training.objectives import roll_out, sample_losses
 from distillery.training.update import output_of
-from runs import CPU, Run, make_run
+from families import CASES
+from runs import CPU, Run, family_run, make_run
 from training_phases import phases
 
 STEPS = 4
@@ -40,6 +41,7 @@ TRAINING: dict[str, Any] = {
     "save_every_samples": 1800,
     "learning_rate": 3e-3,
 }
+ONE_STEP = {"source": "untrained", "steps": 1}
 MODELS = {name: {"source": name} for name in ("teacher", "student", "untrained")}
 
 
@@ -281,3 +283,31 @@ def test_it_trains_in_bfloat16(made: Run, tmp_path: Path) -> None:
     assert opened.device == CPU
     assert train(opened, paths)
     assert pd.read_parquet(paths.losses)["loss"].notna().all()
+
+
+@pytest.mark.parametrize("name", ["wan-clip", "wan-two-experts"])
+def test_clips_and_one_of_two_experts_are_exported_too(name: str, tmp_path: Path) -> None:
+    """As it was built: stock Diffusers draws what the samples are."""
+    case = next(each for each in CASES if each.name == name)
+    case.make(tmp_path / "teacher")
+    run = family_run(
+        case,
+        tmp_path / "run",
+        tmp_path / "teacher",
+        student={**case.student, "init": "flow_map", "steps": 2},
+        samples={"batch_size": 1, "num_prompts": 1, "models": {**MODELS, "one": ONE_STEP}},
+    )
+    run.encode("eval")
+    run.build()
+    folder = run.export_untrained()
+    pipeline = DiffusionPipeline.from_pretrained(folder)
+    assert type(pipeline) is AnyFlowPipeline
+    pipeline.set_progress_bar_config(disable=True)
+    (row,) = pd.read_parquet(run.samples(model="one", pipeline=folder)).to_dict("records")
+    arguments = read_json(folder / "distillery.json")["call"]["arguments"]
+    arguments |= {"num_inference_steps": 1, "output_type": "latent"}
+    generator = torch.Generator().manual_seed(int(row["noise_seed"]))
+    latents = pipeline(prompt=row["prompt"], generator=generator, **arguments).frames[0]
+    kept = load_file(run.files.sample_folder / "one" / row["latents_file"])["latents"]
+    assert kept.shape[1] == (2 if name == "wan-clip" else 1)
+    assert torch.equal(kept, latents)
