@@ -169,6 +169,15 @@ def test_the_loss_over_all_stands_out_among_its_segments():
     assert norm.title == "Gradient norm"
 
 
+def test_the_steps_of_an_any_step_student_are_named_by_their_ends():
+    log = losses(**{f"loss_segment_{number}": [0.3, 0.4] for number in range(3)})
+    assert names_of(loss_charts(log, PLAIN, (1000.0, 750.0))[0])[:3] == [
+        "t 1000 to clean, of 1 step",
+        "t 1000 to 750, of 2 steps",
+        "t 750 to clean, of 2 steps",
+    ]
+
+
 def test_segments_of_unknown_timesteps_have_numbers():
     log = losses(loss_segment_0=[0.3, 0.4], loss_segment_1=[0.1, 0.2])
     assert names_of(loss_charts(log, PLAIN, (999,))[0])[:2] == [
