@@ -21,15 +21,16 @@ TRAINING = {
     "timeout_s": 60,
 }
 # FLUX asks its network's configuration, Qwen-Image's last block makes what nothing reads, SDXL is
-# a UNet; Wan is the network of all other tests.
-NAMES = ("flux-dev", "qwen-image", "sana", "sdxl")
+# a UNet; Wan is the network of all other tests, but for its student of any number of steps.
+NAMES = ("flux-dev", "qwen-image", "sana", "sdxl", "wan")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def ready(request, tmp_path_factory):
     """A run of one family that is ready to train."""
     (case,) = [case for case in CASES if case.name == request.param]
-    run = made_run(tmp_path_factory, case, student={"steps": case.steps}, training=TRAINING)
+    student = {"steps": case.steps} | ({"init": "flow_map"} if case.name == "wan" else {})
+    run = made_run(tmp_path_factory, case, student=student, training=TRAINING)
     build_student(run.job("training", TrainingJob), run.folder / "student" / "initial")
     return run.folder
 

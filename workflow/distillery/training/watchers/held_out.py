@@ -39,7 +39,7 @@ class HeldOut(Watcher):
         self._state, self._run = state, run
         world_size, rank = run.ranks.world_size, run.ranks.rank
         held_out = run.batches.split.held_out
-        wanted = spread_evenly(len(held_out), max(MAX_SEGMENTS // len(run.dataset.places), 1))
+        wanted = spread_evenly(len(held_out), max(MAX_SEGMENTS // len(run.dataset.tasks), 1))
         self._of_one_size: list[list[int]] = []
         counts = []
         for alike in run.dataset.of_one_size:
