@@ -87,11 +87,11 @@ def refused(raw: dict[str, Any]) -> str:
         ({"targets__guidance_interval": [0.5]}, ["targets.guidance_interval.1 is missing"]),
         (
             {"targets__guidance_interval": [0.0, 1.0]},
-            ["targets.guidance_interval is [0.0, 1.0], in which all of the 24 steps", "narrower"],
+            ["targets.guidance_interval is [0.0, 1.0], which has the middles of all", "narrower"],
         ),
         (
-            {"targets__guidance_interval": [0.01, 0.04]},
-            ["targets.guidance_interval is [0.01, 0.04], in which none of the 24 steps", "wider"],
+            {"targets__guidance_interval": [0.03, 0.05]},
+            ["targets.guidance_interval is [0.03, 0.05], which has the middle of none of", "wider"],
         ),
         (
             {"targets__guidance_interval": [0.5, 1.0], "targets__guidance_scale": 1.0},

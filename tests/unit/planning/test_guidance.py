@@ -208,13 +208,13 @@ def told_of_intervals(raw: dict[str, Any]) -> list[str]:
     return [*map(str, on_interval(parse_config(raw, "tiny"), folder))]
 
 
-HALF = {"guidance_scale": 4.0, "guidance_interval": [0.5, 1.0]}
+HALF = {"guidance_scale": 4.0, "guidance_interval": [0.6, 1.0]}
 
 
 def test_the_plan_counts_and_tells_unguided_steps(teacher: Path, tmp_path: Path) -> None:
     models = MODELS | {
         "few": {"source": "teacher", "steps": 2},
-        "first": {"source": "teacher", "steps": 3, "guidance_interval": [0.3, 0.4]},
+        "first": {"source": "teacher", "steps": 3, "guidance_interval": [0.4, 0.6]},
         "always": {"source": "teacher", "guidance_interval": [0.0, 1.0]},
     }
     raw = settings(tmp_path, teacher, targets=HALF, samples={"models": models})
@@ -237,9 +237,9 @@ def test_the_plan_counts_and_tells_unguided_steps(teacher: Path, tmp_path: Path)
     ("model", "note"),
     [
         ({"guidance_scale": 1.0, "guidance_interval": [0.5, 1.0]}, "no step is guided: remove it"),
-        ({"steps": 2, "guidance_interval": [0.0, 0.8]}, "in which all of its 2 steps begin"),
-        ({"steps": 2, "guidance_interval": [0.6, 1.0]}, "in which none of its 2 steps begins"),
-        ({"steps": 1}, "is [0.5, 1.0], as in targets, in which none of its 1 steps begins"),
+        ({"steps": 2, "guidance_interval": [0.0, 0.8]}, "which has the middles of all its 2 steps"),
+        ({"steps": 2, "guidance_interval": [0.8, 1.0]}, "the middle of none of its 2 steps: it is"),
+        ({"steps": 1}, "is [0.6, 1.0], as in targets, which has the middle of none of its 1"),
         ({"steps": 8}, None),
         ({"guidance_scale": 1.0}, None),
     ],
@@ -261,7 +261,7 @@ def test_an_interval_of_a_call_without_a_scale_or_with_steps_of_its_own_is_refus
     raw = settings(tmp_path, teacher, targets=HALF)
     raw["teacher"]["call"] = {"skip_guidance_layers": [1]}
     (refused,) = told_of_intervals(raw)
-    assert refused.startswith("targets.guidance_interval is [0.5, 1.0], and teacher.call.skip_gui")
+    assert refused.startswith("targets.guidance_interval is [0.6, 1.0], and teacher.call.skip_gui")
     del raw["teacher"]["call"]
     assert told_of_intervals(raw) == []
     monkeypatch.setattr(Wan, "guidance_argument", "")

@@ -152,10 +152,10 @@ class Targets(Section):
     )
     guidance_interval: Annotated[Interval | None, OnlyIfSet] = Field(
         None,
-        description="guide only the steps that begin within these shares of all steps, from the "
-        "noise, 0, to the image, 1, and take the others with a scale of 1.0. `[0.1, 1.0]` leaves "
-        "the first tenth unguided: more variety; `[0.0, 0.8]` the last fifth: fewer network calls. "
-        "null: all steps are guided",
+        description="guide only the steps whose middle is within these shares of all steps, from "
+        "the noise, 0, to the image, 1, and take the others with a scale of 1.0. `[0.1, 1.0]` "
+        "leaves the first tenth unguided: more variety; `[0.0, 0.8]` the last fifth: fewer network "
+        "calls. null: all steps are guided",
     )
     num_segments: Small = Field(
         4,
@@ -196,10 +196,10 @@ class Targets(Section):
             cause = ", and with targets.guidance_scale: 1.0 no step is guided"
             yield error(where, cause, "raise the scale, or remove the interval")
         elif not guided:
-            cause = f", in which none of the {self.steps} steps of targets begins"
+            cause = f", which has the middle of none of the {self.steps} steps of targets"
             yield error(where, cause, "make it wider, or set targets.guidance_scale: 1.0")
         elif len(guided) == self.steps:
-            cause = f", in which all of the {self.steps} steps of targets begin"
+            cause = f", which has the middles of all {self.steps} steps of targets"
             yield error(where, cause, "make it narrower, or remove it")
 
 

@@ -99,13 +99,13 @@ def _marked(section: type[BaseModel], mark: str) -> frozenset[str]:
 
 
 def steps_within(interval: tuple[float, float] | None, steps: int) -> range:
-    """Those of a walk's steps that begin in an interval, its end left out; None: all.
+    """Those of a walk's steps whose middle is in an interval, its end left out; None: all.
 
-    A share that is written as a decimal is exact: the nearest number to 3 / 10 is that to 0.3.
+    By their middle, so that a walk of fewer steps is guided over nearly the same part of it.
     """
     start, stop = interval or (0.0, 1.0)
-    begins = [step / steps for step in range(steps)]
-    return range(sum(it < start for it in begins), sum(it < stop for it in begins))
+    middles = [(step + 0.5) / steps for step in range(steps)]
+    return range(sum(it < start for it in middles), sum(it < stop for it in middles))
 
 
 def on_multiple(name: str, value: int, unit_name: str, unit: int) -> Iterator[Note]:

@@ -204,13 +204,11 @@ class Generator:
         return denoisers_of(self.pipeline, self.calls.family).values()
 
     def _probe(self, size: int) -> None:
-        """A few steps of the first samples of the largest size, all guided that are, to find the
-        batch size."""
+        """A few steps of the first samples of the largest size, to find the batch size."""
         sizes, per_prompt = self.calls.sizes, self.calls.samples_per_prompt
         area = max(it.height * it.width for it in sizes)
         prompt = next(row for row, it in enumerate(sizes) if it.height * it.width == area)
         alike = [row for row, it in enumerate(sizes) if it == sizes[prompt]]
         rows = [alike[row % len(alike)] * per_prompt for row in range(size)]
-        setting = replace(self.calls.setting, size=sizes[prompt], guidance_interval=None)
-        request = replace(self.calls.request(rows), steps=PROBE_STEPS, setting=setting)
+        request = replace(self.calls.request(rows), steps=PROBE_STEPS)
         self.calls.family.generate(self._pipeline, request)

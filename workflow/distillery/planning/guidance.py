@@ -75,11 +75,12 @@ def _on_sampled(key: str, model: SampledModel, sampling: Sampling) -> Iterator[N
     if is_own and sampling.guidance_scale == 1.0:
         yield error(where, ", and with its guidance_scale of 1.0 no step is guided", "remove it")
     elif is_own and len(guided) == sampling.steps:
-        cause = f", in which all of its {sampling.steps} steps begin"
+        cause = f", which has the middles of all its {sampling.steps} steps"
         yield error(where, cause, "make it narrower, or remove it")
     elif not guided:
         taken = "" if is_own else ", as in targets"
-        cause = f"{taken}, in which none of its {sampling.steps} steps begins: it is not guided"
+        cause = f"{taken}, which has the middle of none of its {sampling.steps} steps: it is not "
+        cause += "guided"
         yield doubt(where, cause, "give it a guidance_interval that is wider")
 
 
