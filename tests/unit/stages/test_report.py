@@ -56,6 +56,12 @@ def test_the_share_of_the_score_that_was_kept_is_shown(edited):
     assert "interval 90.0\xa0% to 102.0\xa0%" in edited[0]
 
 
+def test_a_model_of_preference_is_named_where_there_is_one(edited, written):
+    assert "Preference: <code>a/preference</code>" in edited[0]
+    assert "<td>21.25<small>20.50 to 22.00</small></td>" in edited[0]
+    assert "Preference" not in written[0]
+
+
 def test_scores_of_other_images_are_refused_with_the_cure(folder, tmp_path, edited):
     """As those of another run that were copied; of an earlier release nothing is known."""
     shutil.copytree(folder, tmp_path / "tiny")
