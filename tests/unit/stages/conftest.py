@@ -45,6 +45,7 @@ def edited(folder, tmp_path_factory):
     for path in copy.glob("samples/*/manifest.parquet"):
         table, model = pd.read_parquet(path), path.parent.name
         table["prompt"] = table["prompt"].replace(PROMPTS[0], HOSTILE)
+        table["category"] = ["<b>odd" if int(it[-1]) % 2 else "even" for it in table["prompt_id"]]
         if model in ("teacher", "student"):
             table["is_black"] = table["index"] == 0
         if model == "few":

@@ -56,6 +56,22 @@ def test_the_share_of_the_score_that_was_kept_is_shown(edited):
     assert "interval 90.0\xa0% to 102.0\xa0%" in edited[0]
 
 
+def test_scores_by_category_are_on_the_page_where_prompts_have_one(edited, written):
+    html, metrics, _ = edited
+    table = html.split('aria-label="Scores by category"')[1].split("</table>")[0]
+    assert re.findall(r'<th scope="row"><b>(.*?)</b><small>(.*?)</small>', table) == [
+        ("even", "6 prompts"),
+        ("&lt;b&gt;odd", "6 prompts"),
+    ]
+    odd = metrics["categories"]["by_name"]["<b>odd"]["measures"]
+    assert f"<td>{odd['psnr_db']['student']['mean']:.2f} dB</td>" in table
+    extremes = metrics["categories"]["extremes"]["psnr_db"]
+    assert {extremes["best"], extremes["worst"]} == {"even", "<b>odd"}
+    assert f"<b>PSNR</b> {extremes['text'].replace('<b>', '&lt;b&gt;')}." in html
+    assert "By category" not in written[0]
+    assert "categories" not in written[1]
+
+
 def test_a_model_of_preference_is_named_where_there_is_one(edited, written):
     assert "Preference: <code>a/preference</code>" in edited[0]
     assert "<td>21.25<small>20.50 to 22.00</small></td>" in edited[0]
