@@ -389,7 +389,7 @@ class Drifting(Phase):
     learn: Literal["drifting"] = "drifting"
     samples: Count = Field(description="samples of this phase")
     weight: Positive = Field(
-        1.0, description="of this loss, beside that of the targets in the same images"
+        0.2, description="of this loss, beside that of the targets in the same images"
     )
     temperatures: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=8)] = Field(
         (0.1, 0.3, 1.0),
