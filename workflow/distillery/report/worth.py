@@ -103,8 +103,13 @@ def find_worth(
             deviations would need a number beyond the curve's ends.
     """
     facts = quality["models"]
-    teachers = [name for name in facts if name in models and models[name].source == "teacher"]
-    if student is None or student not in facts:
+    scored = set(scores["model"])
+    teachers = [
+        name
+        for name in facts
+        if name in scored and name in models and models[name].source == "teacher"
+    ]
+    if student is None or student not in scored:
         return None
     if len({facts[name]["steps"] for name in teachers}) < MIN_STEPS:
         return None
