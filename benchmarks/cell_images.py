@@ -30,20 +30,24 @@ NUM_SHOWN = 12
 """Held-out prompts on a strip."""
 
 
+def folder_of(lab: Lab, cell: Cell) -> PipelineFolder:
+    """The folder that a cell draws with."""
+    if cell.is_teacher:
+        return find_teacher(lab.config().teacher)
+    return PipelineFolder(lab.student(cell) / "pipeline")
+
+
 def load(lab: Lab, cell: Cell) -> Pipeline:
     """A cell's pipeline without its text encoder."""
-    config = lab.config()
-    folder = find_teacher(config.teacher)
+    teacher, folder = lab.config().teacher, folder_of(lab, cell)
     absent = folder.family.text_components
-    if cell.is_teacher:
-        return load_teacher(config.teacher, folder, lab.place, absent)
-    pipeline = PipelineFolder(lab.student(cell) / "pipeline")
-    return load_student(config.teacher, pipeline, lab.place, absent)
+    loads = load_teacher if cell.is_teacher else load_student
+    return loads(teacher, folder, lab.place, absent)
 
 
 def draw(lab: Lab, cell: Cell, pipeline: Pipeline, steps: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents (n, *latent) and images (n, h, w, 3) uint8 of all held-out samples, on the CPU."""
-    family = find_teacher(lab.config().teacher).family
+    family = folder_of(lab, cell).family
     latents, images = [], []
     for request in requests(lab, cell, steps):
         with record(pipeline.scheduler, [steps]) as trajectory:
@@ -58,7 +62,7 @@ def requests(lab: Lab, cell: Cell, steps: int) -> Iterator[Request]:
     """The stock calls for all held-out samples, with the same noise for every cell."""
     config, per_prompt = lab.config(), lab.plan.held_out.images
     teacher, targets = config.teacher, config.targets
-    family = find_teacher(teacher).family
+    family = folder_of(lab, cell).family
     table = pd.read_parquet(lab.prompts("eval"))
     store = EmbeddingStore(lab.embeddings("eval"), table)
     samples = all_samples(table["prompt_id"], per_prompt)
