@@ -14,6 +14,9 @@ IMAGE = "image"
 """The column of a prompt file: a path, from the file's own folder."""
 SHA256 = "image_sha256"
 """The column beside it in tables: of the file's bytes. A table without it has no images."""
+DEEP = ("I", "F")
+"""Modes of Pillow with more than 8 bits a channel, and beginnings of others' names. `convert` cuts
+off their values above 255."""
 MAX_THREADS = 8
 """Pillow decodes without Python's lock."""
 
@@ -87,9 +90,15 @@ def _check(path: str, size: tuple[int, int] | None) -> tuple[str, str]:
         content = Path(path).read_bytes()
         with Image.open(io.BytesIO(content)) as image:
             image.verify()
+            mode = image.mode
         pixels = _decode(content)
     except Exception as error:  # whatever Pillow raises of damaged bytes
         return "", f"the image {path} cannot be decoded ({error}): write it again"
+    if mode.startswith(DEEP):
+        return "", (
+            f"the image {path} has more than 8 bits a channel (Pillow's mode {mode}), and all "
+            "above 255 would be white: scale it to 0 to 255, and save it as 8 bits a channel"
+        )
     if size is not None and (pixels.height, pixels.width) != size:
         return "", (
             f"the image {path} is {pixels.height} pixels high and {pixels.width} wide, and the "
@@ -101,6 +110,33 @@ def _check(path: str, size: tuple[int, int] | None) -> tuple[str, str]:
 def _decode(content: bytes) -> Image.Image:
     with Image.open(io.BytesIO(content)) as image:
         return ImageOps.exif_transpose(image).convert("RGB")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Paths of images of which not all is read."""
+
+    transparent: list[str]
+    animated: list[str]
+
+
+def find_left_out(table: pd.DataFrame) -> LeftOut:
+    """The images of a table with pixels that are not opaque, and with frames after the first."""
+    paths = [image.path for image in dict.fromkeys(own_images(table)) if image is not None]
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
+        found = list(zip(paths, pool.map(_left_out, paths), strict=True))
+    transparent = [path for path, (is_transparent, _) in found if is_transparent]
+    return LeftOut(transparent, [path for path, (_, is_animated) in found if is_animated])
+
+
+def _left_out(path: str) -> tuple[bool, bool]:
+    with Image.open(path) as image:
+        # A photograph's second picture in MPO is a thumbnail or a map of its brightness.
+        is_animated = image.format != "MPO" and getattr(image, "n_frames", 1) > 1
+        if not image.has_transparency_data:
+            return False, is_animated
+        opacities = image.convert("RGBA").getchannel("A").histogram()
+    return any(opacities[:255]), is_animated
 
 
 def has_changed_images(table: pd.DataFrame, made_ns: int) -> bool:

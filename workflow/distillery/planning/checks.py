@@ -57,6 +57,7 @@ WISHES_OF_ANY: tuple[Check, ...] = (
     lambda it: solver.on_num_steps(it.config, it.folder),
     lambda it: prompts.on_weights(it.prompts),
     lambda it: prompts.on_misread(it.prompts),
+    lambda it: prompts.on_images(it.prompts),
     lambda it: unusual.on_numbers(it.config, it.num_prompts["eval"]),
     lambda it: unusual.on_adapters(it.config.teacher),
     lambda it: unusual.on_attention(it.config.teacher),

@@ -13,6 +13,7 @@ from distillery.config.teacher import Teacher
 from distillery.encodings import LOST, find_misread
 from distillery.families import Family
 from distillery.generation.embeddings import check_texts
+from distillery.input_images import find_left_out
 from distillery.notes import Note, advice, doubt, error
 from distillery.planning.overlooked import on_older
 from distillery.planning.there import has_changed
@@ -204,6 +205,30 @@ def on_misread(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
 
 def _have(texts: Sized) -> str:
     return f"{len(texts):,} prompts have" if len(texts) > 1 else "1 prompt has"
+
+
+def on_images(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
+    """How many images have more than is read of them."""
+    found = [find_left_out(table) for table in prompts.values()]
+    transparent = list(dict.fromkeys(path for one in found for path in one.transparent))
+    animated = list(dict.fromkeys(path for one in found for path in one.animated))
+    if transparent:
+        yield advice(
+            _images_have(transparent, "transparent pixels"),
+            ", which are read as the colours beneath them",
+            "paint such images on a background to choose it",
+        )
+    if animated:
+        yield advice(
+            _images_have(animated, "several frames"),
+            ", of which the first is read",
+            "save the one that is meant",
+        )
+
+
+def _images_have(paths: list[str], what: str) -> str:
+    count = f"{len(paths):,} images have" if len(paths) > 1 else "1 image has"
+    return f"{count} {what}, such as {paths[0]!r}"
 
 
 def on_weights(prompts: Mapping[str, pd.DataFrame]) -> Iterator[Note]:
