@@ -1,6 +1,7 @@
 """Images beside prompts: what is refused, by its line, and what is read of the others."""
 
 import os
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -29,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
     flipped[len(whole) // 2] ^= 1
     (tmp_path / "images/flipped.png").write_bytes(flipped)
     (tmp_path / "images/text.png").write_text("no image")
+    (tmp_path / "images/empty.png").touch()
     save_image(tmp_path / "images/large.png", 0, 8, 8)
     return tmp_path
 
@@ -41,15 +43,21 @@ def read(folder: Path, *images: str) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ("images/none.png", "the image .*none.png does not exist"),
-        ("images", "the image .*images is no file"),
-        ("images/text.png", "the image .*text.png cannot be decoded"),
-        ("images/cut.png", "the image .*cut.png cannot be decoded"),
-        ("images/flipped.png", "the image .*flipped.png cannot be decoded"),
+        ("images/none.png", "the image '.*none.png' does not exist"),
+        ("images", "the image '.*images' is no file"),
+        ("images/text.png", "the image '.*text.png' is of no format that Pillow reads: write"),
+        ("images/cut.png", "the image '.*cut.png' cannot be decoded"),
+        ("images/flipped.png", "the image '.*flipped.png' cannot be decoded"),
         (
             "images/large.png",
-            "the image .*large.png is 8 pixels high and 8 wide, and the run's are 8 and 4: crop",
+            "the image '.*large.png' is 8 pixels high and 8 wide, and the run's are 8 and 4: crop",
         ),
+        ("images/one.png ", "the image '.*one.png ' does not exist"),
+        ("images/empty.png", "the image '.*empty.png' is empty: write it again"),
+        ("https://a.org/x.png", "the image 'https://a.org/x.png' is a URL, and only files are"),
+        ("file:///tmp/x.png", "the image 'file:///tmp/x.png' is a URL, and only files are"),
+        ("data:image/png;base64", "the image 'data:image/png;base64' is a URL, and only files"),
+        ("~/x.png", "the image '~/x.png' does not exist: ~ is no folder here, write the whole"),
         ("", "image is missing: give every row an image"),
         ("  ", "image is missing: give every row"),
     ],
@@ -59,6 +67,7 @@ def test_an_image_that_cannot_be_used_is_named_with_its_line(
 ) -> None:
     with pytest.raises(ValueError, match=rf"line 3: {message}") as error:
         read(folder, "images/one.png", image, "images/two.png")
+    assert not re.search("0x[0-9a-f]{4}", str(error.value)), "an address in memory"
     assert "line 2" not in str(error.value)
     assert "line 4" not in str(error.value)
 

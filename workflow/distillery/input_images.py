@@ -2,13 +2,16 @@
 
 import hashlib
 import io
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from distillery.noise import shorten
 
 IMAGE = "image"
 """The column of a prompt file: a path, from the file's own folder."""
@@ -17,6 +20,7 @@ SHA256 = "image_sha256"
 DEEP = ("I", "F")
 """Modes of Pillow with more than 8 bits a channel, and beginnings of others' names. `convert` cuts
 off their values above 255."""
+URL = re.compile(r"[a-z][a-z0-9+.-]+://|data:", re.IGNORECASE)
 MAX_THREADS = 8
 """Pillow decodes without Python's lock."""
 
@@ -63,7 +67,7 @@ def add_images(
     names = table[IMAGE].tolist()
     paths = {it: str(folder / it) for it in names if _is_path(it)}
     with ThreadPoolExecutor(MAX_THREADS) as pool:
-        found = list(pool.map(partial(_check, size=size), paths.values()))
+        found = list(pool.map(partial(_check, size=size), paths, paths.values()))
     checked = dict(zip(paths, found, strict=True))
     told = [checked[it] if _is_path(it) else ("", _no_path(it)) for it in names]
     table[SHA256] = [digest for digest, _ in told]
@@ -81,30 +85,51 @@ def _no_path(value: object) -> str:
     return f"{IMAGE} {what}: give every row an image, or remove the column"
 
 
-def _check(path: str, size: tuple[int, int] | None) -> tuple[str, str]:
-    """The hash of a file, and why it is of no use; "" where it is."""
+def _check(name: str, path: str, size: tuple[int, int] | None) -> tuple[str, str]:
+    """The hash of a file, and why it is of no use; "" where it is.
+
+    Args:
+        name: of the file in the table.
+    """
     if not Path(path).is_file():
-        what = "is no file" if Path(path).exists() else "does not exist"
-        return "", f"the image {path} {what}"
+        return "", _no_file(name, path)
     try:
         content = Path(path).read_bytes()
+    except OSError as error:
+        return "", f"the image {path!r} cannot be read: {error.strerror}"
+    if not content:
+        return "", f"the image {path!r} is empty: write it again"
+    try:
         with Image.open(io.BytesIO(content)) as image:
             image.verify()
             mode = image.mode
         pixels = _decode(content)
+    except UnidentifiedImageError:  # it names the bytes by their address
+        return "", f"the image {path!r} is of no format that Pillow reads: write it again"
     except Exception as error:  # whatever Pillow raises of damaged bytes
-        return "", f"the image {path} cannot be decoded ({error}): write it again"
+        return "", f"the image {path!r} cannot be decoded ({error}): write it again"
     if mode.startswith(DEEP):
         return "", (
-            f"the image {path} has more than 8 bits a channel (Pillow's mode {mode}), and all "
+            f"the image {path!r} has more than 8 bits a channel (Pillow's mode {mode}), and all "
             "above 255 would be white: scale it to 0 to 255, and save it as 8 bits a channel"
         )
     if size is not None and (pixels.height, pixels.width) != size:
         return "", (
-            f"the image {path} is {pixels.height} pixels high and {pixels.width} wide, and the "
+            f"the image {path!r} is {pixels.height} pixels high and {pixels.width} wide, and the "
             f"run's are {size[0]} and {size[1]}: crop or scale it to that"
         )
     return _hash(content), ""
+
+
+def _no_file(name: str, path: str) -> str:
+    """What is wrong with a path that leads to none."""
+    if URL.match(name):
+        shown = shorten(name)
+        return f"the image {shown} is a URL, and only files are read: save it, and give its path"
+    if name.startswith("~"):
+        return f"the image {name!r} does not exist: ~ is no folder here, write the whole path"
+    what = "is no file" if Path(path).exists() else "does not exist"
+    return f"the image {path!r} {what}"
 
 
 def _decode(content: bytes) -> Image.Image:
