@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from functools import wraps
-from inspect import signature
+from inspect import BoundArguments, signature
 from typing import Any
 
 import torch
@@ -302,18 +303,24 @@ def images_of(result: torch.Tensor, size: Size) -> torch.Tensor:
     return frames if size.is_clip else frames[:, 0]
 
 
-def _typed(value: Any, dtype: torch.dtype) -> Any:
-    """A tensor of numbers in another type."""
-    is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if is_number else value
+def _as_now(bound: BoundArguments) -> BoundArguments:
+    """Arguments that a call leaves as they are: with generators of its own in the same states."""
+    copied = copy(bound)
+    copied.arguments = dict(bound.arguments)
+    given = bound.arguments.get("generator")
+    if isinstance(given, list):
+        copied.arguments["generator"] = [each.clone_state() for each in given]
+    elif given is not None:
+        copied.arguments["generator"] = given.clone_state()
+    return copied
 
 
 @contextmanager
 def starting(pipeline: Pipeline, with_image: bool = False) -> Iterator[None]:
     """Let a call draw its noise in float32, whatever its type.
 
-    In bfloat16 another noise would be drawn: the same sample would have two. An image is encoded in
-    the VAE's own type, and enters the network in the call's.
+    In bfloat16 another noise would be drawn: the same sample would have two. An image is rounded as
+    the stock call rounds it, and encoded in the VAE's own type.
 
     Args:
         with_image: whether the call is given one.
@@ -325,6 +332,9 @@ def starting(pipeline: Pipeline, with_image: bool = False) -> Iterator[None]:
     def prepare_latents(*args: Any, **kwargs: Any) -> Any:
         bound = takes.bind(*args, **kwargs)
         dtype = bound.arguments.get("dtype")
+        is_rounded = with_image and dtype not in (None, torch.float32)
+        # Where the stock call rounds the image, all of it but the state is made so.
+        stock = _as_now(bound) if is_rounded else None
         if "dtype" in takes.parameters:
             bound.arguments["dtype"] = torch.float32
         made = original(*bound.args, **bound.kwargs)
@@ -332,8 +342,8 @@ def starting(pipeline: Pipeline, with_image: bool = False) -> Iterator[None]:
         state = state.to(dtype or state.dtype)
         if not isinstance(made, tuple):
             return state
-        others = [_typed(it, dtype) for it in made[1:]] if with_image and dtype else made[1:]
-        return (state, *others)
+        others = original(*stock.args, **stock.kwargs) if stock else made
+        return (state, *others[1:])
 
     with ExitStack() as stack:
         stack.enter_context(with_methods(pipeline, prepare_latents=prepare_latents))
@@ -342,7 +352,10 @@ def starting(pipeline: Pipeline, with_image: bool = False) -> Iterator[None]:
 
             @wraps(encode)
             def in_own_type(images: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                return encode(images.to(pipeline.vae.dtype), *args, **kwargs)
+                found = encode(images.to(pipeline.vae.dtype), *args, **kwargs)
+                if hasattr(found, "latent_dist"):
+                    found.latent_dist.mean = found.latent_dist.mean.to(images.dtype)
+                return found
 
             stack.enter_context(with_methods(pipeline.vae, encode=in_own_type))
         yield
