@@ -53,9 +53,14 @@ def test_an_image_whose_decoded_values_are_not_finite_loses_no_other(
     spoiled_decoder(value)
     with (
         caplog.at_level(logging.INFO),
-        pytest.raises(ValueError, match=r"2 of 5 images.*\n  p001/0: its decoded.*\n  p003/0: "),
+        pytest.raises(
+            ValueError, match=r"2 of 5 images.*\n  p001/0: its decoded.*\n  p003/0: "
+        ) as told,
     ):
         run.samples()
+    vae = Path(run.config.teacher.path) / "vae"
+    assert str(told.value).endswith(f"are usual, the VAE in {vae} is damaged: get it again")
+    assert str(told.value).count("damaged") == 1
     assert "not made: p001/0: its decoded values are not finite" in caplog.text
     assert not list(run.folder.glob("samples/teacher/p00[13]/*"))
     assert len(run.images()) == 6

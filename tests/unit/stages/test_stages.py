@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from distillery.generation import embeddings as embeddings_stage
 from distillery.generation.sample_tables import merge_samples
@@ -204,6 +204,25 @@ def test_an_embedding_that_is_not_finite_is_named(
         run.encode("train")
     damaged = f"the weights in {teacher / 'text_encoder'} may be damaged: get them again"
     assert str(told.value).endswith(f"teacher.dtype is float32, so {damaged}")
+
+
+@pytest.mark.parametrize("is_in_file", [False, True])
+def test_targets_that_are_not_finite_name_the_weights_that_were_read(
+    teacher: Path, tmp_path: Path, is_in_file: bool
+) -> None:
+    copy = tmp_path / "teacher"
+    shutil.copytree(teacher, copy)
+    (inside,) = (copy / "transformer").glob("*.safetensors")
+    file = tmp_path / "own.safetensors" if is_in_file else inside
+    tensors = load_file(inside)
+    tensors["proj_out.weight"][0, 0] = torch.nan
+    save_file(tensors, file, {"format": "pt"})
+    run = make_run(tmp_path, copy, teacher={"weights": str(file)} if is_in_file else {})
+    run.encode("train")
+    with pytest.raises(ValueError, match="the teacher gave values that are not finite") as told:
+        run.all_targets()
+    named = file if is_in_file else inside.parent
+    assert f"so the weights in {named} may be damaged: get them again" in str(told.value)
 
 
 def test_several_samples_of_a_prompt_have_their_own_noise(teacher: Path, tmp_path: Path) -> None:

@@ -43,12 +43,16 @@ def advise_not_finite(dtype: Dtype, weights: Sequence[Path]) -> str:
     """What to do about a teacher's values that are not finite.
 
     Args:
-        weights: folders of the networks that gave them.
+        weights: folders or files of the networks that gave them.
     """
+    read = " or ".join(map(str, weights))
     if dtype != "float32":
-        return f"teacher.dtype is {dtype}, try bfloat16 or float32"
-    folders = " or ".join(map(str, weights))
-    return f"teacher.dtype is float32, so the weights in {folders} may be damaged: get them again"
+        wider = "float32" if dtype == "bfloat16" else "bfloat16 or float32"
+        return (
+            f"teacher.dtype is {dtype}, try {wider}; if that changes nothing, the weights in "
+            f"{read} may be damaged"
+        )
+    return f"teacher.dtype is float32, so the weights in {read} may be damaged: get them again"
 
 
 def check_finite(values: torch.Tensor, prompt_ids: Sequence[str], who: str, advice: str) -> None:

@@ -208,7 +208,7 @@ def _check_finite(
     ]
     if bad:
         encoders = [name for name in folder.components if name.startswith(TEXT[1])]
-        weights = [folder.path / name for name in encoders]
+        weights = [folder.read_from(name) for name in encoders]
         advice = advise_not_finite(teacher.dtype, weights)
         raise NotFiniteError("the text encoder", bad, advice)
 

@@ -31,6 +31,7 @@ from distillery.teacher.loading import load_student, load_teacher, torch_dtype, 
 from distillery.teacher.solver import solver_settings
 from distillery.telemetry import Reporter
 
+NOT_DECODED = "its decoded values are not finite"
 AUTO_UNIT = 32
 """Images that are made together where `batch_size` is `auto`, in batches of what fits."""
 NOT_IN_RECIPE = {
@@ -87,9 +88,8 @@ class ImageBatch:
             return "its latents are not finite"
         if not self.is_decoded[place]:
             return (
-                "its decoded values are not finite, not even in float32, although its latents are "
-                f"(the largest is {latents.abs().max():.3g}): if that is a usual size, the VAE is "
-                "damaged; copy the teacher again"
+                f"{NOT_DECODED}, not even in float32, although its latents are "
+                f"(the largest is {latents.abs().max():.3g})"
             )
         return None
 
@@ -279,6 +279,13 @@ class SampleMaker:
                 pixels, latents = drawn.pixels[place].numpy(), drawn.latents[place].clone()
                 savers.submit(partial(self.sample_folder.save, row, pixels, latents))
         return failures
+
+    def advice_on(self, failures: Sequence[str]) -> str:
+        """What to do about images whose latents alone are finite; "" where there are none."""
+        if not any(NOT_DECODED in failure for failure in failures):
+            return ""
+        vae = self.folder.read_from("vae")
+        return f"if latents of such a size are usual, the VAE in {vae} is damaged: get it again"
 
     def pop_decode_seconds(self) -> float:
         """How long the decoder has run since this was last asked."""

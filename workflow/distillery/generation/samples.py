@@ -85,7 +85,7 @@ def make_samples(
             bar.update(len(missing))
     num_made = len(rows) - num_found - len(failures)
     reporter.info(what_was_made(num_made, len(failures), len(rows), "images"))
-    _raise_failures(failures, len(rows), reporter)
+    _raise_failures(failures, len(rows), maker.advice_on(failures), reporter)
     records = [describe(maker, row, model, shard, table) for row in rows]
     _tell_black(maker.sample_folder, rows, reporter)
     second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
@@ -95,8 +95,8 @@ def make_samples(
     write_table(pd.DataFrame(records, columns=columns), output, made_with)
 
 
-def _raise_failures(failures: Sequence[str], total: int, reporter: Reporter) -> None:
-    """Raise ValueError that names images that could not be made, if any."""
+def _raise_failures(failures: Sequence[str], total: int, advice: str, reporter: Reporter) -> None:
+    """Raise ValueError that names images that could not be made, if any; `advice` is its end."""
     for failure in failures:
         reporter.info(f"not made: {failure}")
     if failures:
@@ -104,6 +104,7 @@ def _raise_failures(failures: Sequence[str], total: int, reporter: Reporter) -> 
             f"{len(failures)} of {total} images could not be made, the others are saved:"
             + "".join(f"\n  {failure}" for failure in failures[:MAX_FAILURES_SHOWN])
             + "\n  the log names all of them" * (len(failures) > MAX_FAILURES_SHOWN)
+            + f"\n  {advice}" * bool(advice)
         )
 
 

@@ -270,7 +270,7 @@ class TrajectoryMaker:
     ) -> None:
         """Nothing heavy is loaded here, so a job that finds all its chunks made ends at once."""
         self.job, self._folder = job, folder
-        self._weights = [folder.path / name for name in folder.denoisers]
+        self._weights = [folder.read_from(name) for name in folder.denoisers]
         self.recipe = targets_recipe(job, folder, store.recipe_hash)
         calls = calls_of(
             job,

@@ -73,6 +73,10 @@ class PipelineFolder:
         """`single_files` by component."""
         return dict(self.single_files)
 
+    def read_from(self, name: str) -> Path:
+        """What a component's weights are read from: its folder, or a file of their own."""
+        return self.files.get(name, self.path / name)
+
     @property
     def is_to_be_learnt(self) -> bool:
         """Whether nothing was learnt of it yet."""

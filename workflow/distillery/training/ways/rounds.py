@@ -310,7 +310,7 @@ def make_round_targets(
     folder = find_teacher(job.teacher)
     recipe = targets_recipe(job.targets_job, folder, store.recipe_hash)
     plans = plan_of_targets(job.targets_job, folder, table)
-    weights = [folder.path / name for name in folder.denoisers]
+    weights = [folder.read_from(name) for name in folder.denoisers]
     maker = VisitedMaker(job, recipe, table, store, states, device, weights)
     reporter.info(f"round {number}: the teacher walks on from {states}")
     make_chunks(maker.recipe.to_json(), plans, shard, maker.make, output, reporter, " states")
