@@ -257,6 +257,25 @@ def test_a_file_that_does_not_fit(
     assert "base" not in told
 
 
+def test_a_file_in_the_networks_own_layout_lacks_what_was_taken(
+    teacher: Path, tmp_path: Path
+) -> None:
+    """Diffusers would take it for one of another layout, and rename what is there."""
+    tensors = layouts.weights_in(teacher / "transformer")
+    at = section(wan.CASE, teacher, weights=str(tmp_path / "own.safetensors"))
+    for name in sorted(tensors)[::3]:
+        rest = {it: value for it, value in tensors.items() if it != name}
+        save_file(rest, tmp_path / "own.safetensors")
+        told = said(at)
+        assert f"it lacks 1 of its tensors, such as {name}; almost all others fit" in told
+        assert "so it is damaged or cut, or of a variant" in told
+    half = dict(list(tensors.items())[::2])
+    save_file(half, tmp_path / "own.safetensors")
+    told = said(at)
+    assert f"lacks {len(tensors) - len(half)} of its tensors" in told
+    assert "it is cut or incomplete, get it again, or of a larger model; then give the" in told
+
+
 def test_numbers_of_eight_bits_are_read_as_they_are(file: Path, teacher: Path) -> None:
     """As in files of FLUX that are half as large and have no scales."""
     small = {name: value.to(torch.float8_e4m3fn) for name, value in load_file(file).items()}

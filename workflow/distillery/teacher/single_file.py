@@ -69,6 +69,8 @@ NEAR = 0.9
 DAMAGED = (
     "almost all others fit, so it is damaged or cut, or of a variant of this model: get it again"
 )
+DOUBTFUL = "it is damaged or cut, get it again, or of another model"
+INCOMPLETE = "it is cut or incomplete, get it again, or of a larger model"
 IDLE = ("position_ids", "logit_scale")
 """Ends of a text encoder's tensors that no network has, and that files without one may hold."""
 
@@ -226,11 +228,12 @@ def tensors_in(file: Path, entry: Sequence[str], component: Path) -> dict[str, T
             converted = {name: value for name, value in loaded if not value.is_meta}
     except KeyError as problem:
         cause = f": it lacks {problem.args[0]}"
-        cure = f"it is damaged or cut, or of another model; then {_base_of(file)}"
+        cure = f"{DOUBTFUL}; then {_base_of(file)}"
         raise ValueError(str(error(_misfit(file, component), cause, cure))) from problem
     except Exception as problem:  # of any class, and seldom with a name in it
         said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
-        raise ValueError(f"{_misfit(file, component)} ({said}); {_base_of(file)}") from problem
+        cure = f"{DOUBTFUL}; then {_base_of(file)}"
+        raise ValueError(f"{_misfit(file, component)} ({said}); {cure}") from problem
     return {
         name: Tensor(tuple(value.shape), NAMES[value.dtype]) for name, value in converted.items()
     }
@@ -297,6 +300,9 @@ def _convert(
     config = model.load_config(component)
     with torch.device("meta"):
         own = model.from_config(config).state_dict()
+    # Diffusers converts also a file in its own layout of which a tensor is missing.
+    if own.keys() >= tensors.keys():
+        return tensors
     if not loader._should_convert_state_dict_to_diffusers(own, tensors):
         return tensors
     known = loader.SINGLE_FILE_LOADABLE_CLASSES
@@ -361,6 +367,8 @@ def on_file(
     unknown = [name for name in tensors if name not in own]
     is_near = len(lacking) + len(other) + len(unknown) <= (1 - NEAR) * len(own)
     cure = DAMAGED if is_near else _base_of(file)
+    if lacking and not (is_near or other or unknown):
+        cure = f"{INCOMPLETE}; then {_base_of(file)}"
     for names, what in (
         (lacking, "lacks {} of its tensors"),
         (other, "has {} of its tensors in another shape"),
