@@ -41,9 +41,9 @@ def run(planned: tuple[Path, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return made
 
 
-def exchange() -> None:
+def exchange(folder: str = "teacher/transformer") -> None:
     """Put other weights into the teacher."""
-    (weights,) = Path("teacher/transformer").glob("*.safetensors")
+    (weights,) = Path(folder).glob("*.safetensors")
     tensors = load_file(weights)
     tensors[next(iter(tensors))] *= 1.3
     save_file(tensors, weights, {"format": "pt"})
@@ -57,6 +57,21 @@ def test_another_teacher_under_the_same_settings_is_refused(run: Run) -> None:
         make_plan(STAGES, run.config, run.files.plan)
     assert run.files.plan.read_bytes() == planned, "the last good plan stays"
     assert f"rm -r {run.files.plan} {run.files.embedding_folder}" in str(told.value)
+
+
+def test_exchanged_weights_of_their_own_are_named(run: Run) -> None:
+    Path("weights").mkdir()
+    (inside,) = Path("teacher/transformer").glob("*.safetensors")
+    file = shutil.copy(inside, "weights/own.safetensors")
+    changed = {"weights": file}
+    config = run.config.model_copy(
+        update={"teacher": run.config.teacher.model_copy(update=changed)}
+    )
+    make_plan(STAGES, config, run.files.plan)
+    exchange("weights")
+    told = "the teacher in teacher with teacher.weights from weights/own.safetensors is not the one"
+    with pytest.raises(ValueError, match=told):
+        make_plan(STAGES, config, run.files.plan)
 
 
 def test_verify_names_all_that_is_of_the_teacher_before(

@@ -117,7 +117,7 @@ class Planned:
 
 # What the whole plan says, for which the teacher was read.
 PLANS: tuple[Check, ...] = (
-    lambda it: overlooked.on_same_teacher(it.plan["teacher"], it.facts.run_folder),
+    lambda it: overlooked.on_same_teacher(it.plan["teacher"], it.facts.folder, it.facts.run_folder),
     lambda it: gpus.on_gpus(it.facts.gpus),
     lambda it: memory.on_memory(it.facts.config.teacher, memory.Memory(**it.plan["memory"])),
     lambda it: duration.on_duration(it.plan["time"], it.facts.gpus, str(it.facts.run_folder.probe)),

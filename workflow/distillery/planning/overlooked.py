@@ -12,6 +12,7 @@ from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.notes import Note, error
 from distillery.run_folder import RunFolder
+from distillery.teacher.folder import PipelineFolder
 from distillery.typed import command
 
 
@@ -108,7 +109,9 @@ def hash_settings(teacher: Teacher) -> str:
     return hash_json(teacher.model_dump(mode="json", exclude=set(without_result(Teacher))))
 
 
-def on_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Iterator[Note]:
+def on_same_teacher(
+    teacher: Mapping[str, Any], folder: PipelineFolder, run_folder: RunFolder
+) -> Iterator[Note]:
     """A teacher that was exchanged under the same settings.
 
     Snakemake does not look at its files, so what was made before would stay, and what is made now
@@ -117,7 +120,7 @@ def on_same_teacher(teacher: Mapping[str, Any], run_folder: RunFolder) -> Iterat
     made = made_by_another(teacher, run_folder)
     if made:
         remove = command("rm", "-r", run_folder.plan, *made)
-        yield error(another_teacher(teacher), "", f"run `{remove}` and start again")
+        yield error(another_teacher(folder), "", f"run `{remove}` and start again")
 
 
 def made_by_another(teacher: Mapping[str, Any], run_folder: RunFolder) -> list[Path]:
@@ -129,10 +132,12 @@ def made_by_another(teacher: Mapping[str, Any], run_folder: RunFolder) -> list[P
     return [path for path in (*folders, run_folder.student("initial").parent) if path.exists()]
 
 
-def another_teacher(teacher: Mapping[str, Any]) -> str:
+def another_teacher(folder: PipelineFolder) -> str:
     """What a user is told of it, before the command."""
+    files = sorted(set(map(str, folder.files.values())))
+    weights = f" with teacher.weights from {' and '.join(files)}" if files else ""
     return (
-        f"the teacher in {teacher['folder']} is not the one that this run was planned with, though "
-        "its settings are: put that one back, give this run another name (`run`), or make all of "
-        "it again"
+        f"the teacher in {folder.path}{weights} is not the one that this run was planned with, "
+        "though its settings are: put that one back, give this run another name (`run`), or make "
+        "all of it again"
     )

@@ -114,12 +114,11 @@ def _of_another_teacher(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
     with suppress(OSError, ValueError):  # told by whoever reads the teacher
         folder = find_teacher(config.teacher)
         teacher = {
-            "folder": str(folder.path),
             "hash": teacher_hash(config.teacher, folder),
             "settings": hash_settings(config.teacher),
         }
         for path in made_by_another(teacher, run):
-            yield _stranger(path, another_teacher(teacher), run.plan)
+            yield _stranger(path, another_teacher(folder), run.plan)
 
 
 def _foreign_texts(config: RunConfig, run: RunFolder) -> Iterator[Damage]:
