@@ -36,6 +36,17 @@ def test_the_report_shows_code_with_the_image(ran: Path) -> None:
     assert "Nothing to be done" in succeed(ran)
 
 
+def test_pages_show_the_image_beside_what_became_of_it(ran: Path) -> None:
+    table = read_table(ran / RESULTS / "samples/student/manifest.parquet")
+    gallery = ran / RESULTS / "gallery"
+    page = (ran / RESULTS / "report/index.html").read_text(encoding="utf-8")
+    for text in (page, (gallery / "index.html").read_text(encoding="utf-8")):
+        assert f'alt="input: {table["prompt"][0]}"' in text
+        assert 'class="lost"' not in text
+    files = {path.stem for path in (gallery / "inputs").iterdir()}
+    assert files == set(table["image_sha256"])
+
+
 def test_what_was_made_is_as_it_was_made(ran: Path) -> None:
     command = [sys.executable, "-m", "distillery.stages.verify", "--run", str(RESULTS)]
     done = subprocess.run(command, cwd=ran, capture_output=True, text=True, check=False)

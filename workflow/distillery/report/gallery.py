@@ -3,6 +3,7 @@ compare."""
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pandas as pd
 
 from distillery.files import atomic_path, read_sealed, write_text
+from distillery.input_images import MAX_THREADS, InputImage, own_images
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.report.categories import CATEGORY, as_name
 from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.inputs import read_input
 from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.run_folder import RunFolder
 from distillery.store.marks import hash_made_of, mark_of
@@ -27,6 +30,9 @@ CLIPS_PER_PAGE = 40
 SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.sorts}
 """Columns of the scores by which samples can be sorted, and their names on the page."""
 DIGITS = 4
+INPUTS = "inputs"
+"""Folder beside the pages, of the images beside prompts: pages still have them where results are
+moved."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,14 @@ class Shot:
 
 
 @dataclass(frozen=True)
+class Given:
+    """The image beside a prompt: its file beside the pages, or why there is none."""
+
+    file: str
+    lost: str
+
+
+@dataclass(frozen=True)
 class Sample:
     """One prompt and noise by every model, in their order."""
 
@@ -46,6 +60,7 @@ class Sample:
     prompt: str
     shots: tuple[Shot, ...]
     category: str = ""
+    input: Given | None = None
 
 
 def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -> None:
@@ -71,12 +86,8 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         check_scored(run, read_sealed(run.quality), by_name)
     same = find_same(by_name)
     models = [model for model in listed if model.model not in same.kept]
-    samples = gather(models, read_table(scores) if scores else None)
     noun = noun_of(models[0].num_frames)
     per_page = CLIPS_PER_PAGE if noun == "clip" else PER_PAGE
-    pages = [samples[start : start + per_page] for start in range(0, len(samples), per_page)]
-    present = {name for sample in samples for shot in sample.shots for name in shot.scores}
-    scored = [name for name in SCORES if name in present]
     template = page_environment().get_template("gallery/page.html.j2")
     columns = [
         {
@@ -90,6 +101,11 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     mark = mark_of(hash_made_of([*manifests, *([scores] if scores else [])]))
     with atomic_path(output) as folder:
         folder.mkdir()
+        given = write_inputs(own_images(models[0].table), folder)
+        samples = gather(models, read_table(scores) if scores else None, given)
+        pages = [samples[start : start + per_page] for start in range(0, len(samples), per_page)]
+        present = {name for sample in samples for shot in sample.shots for name in shot.scores}
+        scored = [name for name in SCORES if name in present]
         for number, page in enumerate(pages, 1):
             text = template.render(
                 run=output.parent.name,
@@ -98,6 +114,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 style=own_file("gallery/gallery.css"),
                 script=own_file("gallery/gallery.js"),
                 models=columns,
+                num_columns=len(columns) + (given[0] is not None),
                 second=_second(models),
                 samples=page,
                 number=number,
@@ -121,7 +138,28 @@ def name_of(page: int) -> str:
     return "index.html" if page == 1 else f"page-{page}.html"
 
 
-def gather(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[Sample]:
+def write_inputs(images: Sequence[InputImage | None], gallery: Path) -> list[Given | None]:
+    """Write each image once, and say for all of them where it is."""
+
+    def write(image: InputImage) -> Given:
+        found = read_input(image)
+        if found.lost:
+            return Given("", found.lost)
+        file = f"{INPUTS}/{image.sha256}.webp"
+        (gallery / file).write_bytes(found.content)
+        return Given(file, "")
+
+    by_path = {image.path: image for image in images if image is not None}
+    if by_path:
+        (gallery / INPUTS).mkdir()
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
+        written = dict(zip(by_path, pool.map(write, by_path.values()), strict=True))
+    return [None if image is None else written[image.path] for image in images]
+
+
+def gather(
+    models: Sequence[ModelSamples], scores: pd.DataFrame | None, given: Sequence[Given | None]
+) -> list[Sample]:
     """All samples in the order of the manifests."""
     found: dict[tuple[str, str, int], Mapping[str, float]] = {}
     if scores is not None:
@@ -146,6 +184,7 @@ def gather(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[
                 for model, each in zip(models, files, strict=True)
             ),
             category,
+            given[row],
         )
         for row, (prompt_id, index, prompt, category) in enumerate(keys)
     ]
@@ -164,7 +203,8 @@ def rows_script(
             sample.index,
             sample.prompt,
             [[shot.file, *(shot.scores.get(name) for name in scored)] for shot in sample.shots],
-            *([sample.category] if sample.category else []),
+            *([sample.category] if sample.category or sample.input else []),
+            *([[sample.input.file, sample.input.lost]] if sample.input else []),
         ]
         for sample in samples
     ]

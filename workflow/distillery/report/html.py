@@ -22,6 +22,8 @@ MAX_INLINE_BYTES = 48 * 1024
 report of four models has, are 13 MB of text with their posters."""
 MAX_FRAMES = 16
 """Of a clip that is coded anew, at equal distances."""
+SMALL_PX = 160
+"""Images up to this width are shown at twice their size, their pixels kept square."""
 LEAST_PX = 64
 """A clip is scaled down to this width at the most."""
 
@@ -72,8 +74,7 @@ def inline(path: Path, pixels: Pixels, fps: int, most: int = THUMBNAIL_PX) -> In
     """
     frames = frames_of(pixels)
     own_height, own_width = frames.shape[1:3]
-    height = max(1, round(own_height * most / own_width))
-    size = (most, height) if own_width > most else (own_width, own_height)
+    size = scaled_down((own_width, own_height), most)
     as_it_is = path.stat().st_size <= MAX_INLINE_BYTES and own_width <= most
     is_clip = len(frames) > 1
     if as_it_is:
@@ -81,9 +82,15 @@ def inline(path: Path, pixels: Pixels, fps: int, most: int = THUMBNAIL_PX) -> In
     elif is_clip:
         uri = data_uri(_playing(frames, size, fps), "image/webp")
     else:
-        uri = data_uri(_webp([poster(pixels)], size), "image/webp")
-    still = data_uri(_webp([poster(pixels)], size, 60), "image/webp") if is_clip else None
+        uri = data_uri(as_webp([poster(pixels)], size), "image/webp")
+    still = data_uri(as_webp([poster(pixels)], size, 60), "image/webp") if is_clip else None
     return Inlined(uri, size[0], size[1], still)
+
+
+def scaled_down(size: tuple[int, int], most: int) -> tuple[int, int]:
+    """Width and height of an image that is to have at most so much width."""
+    width, height = size
+    return (most, max(1, round(height * most / width))) if width > most else size
 
 
 def _playing(frames: Pixels, size: tuple[int, int], fps: int) -> bytes:
@@ -92,7 +99,7 @@ def _playing(frames: Pixels, size: tuple[int, int], fps: int) -> bytes:
     shown = [Image.fromarray(frames[number]) for number in chosen]
     each_ms = round(1000 * len(frames) / fps / len(shown))
     while True:
-        content = _webp(shown, size, 75, each_ms)
+        content = as_webp(shown, size, 75, each_ms)
         share = 0.9 * (MAX_INLINE_BYTES / len(content)) ** 0.5
         if len(content) <= MAX_INLINE_BYTES or size[0] <= LEAST_PX:
             return content
@@ -100,7 +107,7 @@ def _playing(frames: Pixels, size: tuple[int, int], fps: int) -> bytes:
         size = width, max(1, round(size[1] * width / size[0]))
 
 
-def _webp(
+def as_webp(
     frames: Sequence[Image.Image], size: tuple[int, int], quality: int = 85, each_ms: int = 0
 ) -> bytes:
     """An image, or several that play again and again."""

@@ -10,7 +10,8 @@ from PIL import Image
 
 from distillery.images import find_moments, is_preview, read_png, thin_out
 from distillery.measures.manifests import ModelSamples
-from distillery.report.html import THUMBNAIL_PX, inline, link_to
+from distillery.report.html import SMALL_PX, THUMBNAIL_PX, inline, link_to
+from distillery.report.inputs import Input, inputs_of
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 
@@ -18,12 +19,10 @@ MAX_SHOWN = 24
 """Samples in the grid; the rest is linked."""
 NUM_WORST = 6
 """Of those, samples with the student's worst value of a metric, for each of two metrics."""
-SMALL_PX = 160
-"""Images up to this width are shown at twice their size, their pixels kept square."""
 LEAST_COLUMN_PX, GAP_PX, FRAME_PX = 96, 10, 28
 """Of a card, as in report.css: 6rem, the gap of a strip, padding and border of both sides."""
 LARGE_COLUMN_PX = 280
-"""A card of larger images has so much for each model."""
+"""A card of larger images has so much for each of them."""
 NUM_LEADING, LEADING_PX = 6, 200
 """Samples on the first screen, and the width down to which their images are scaled."""
 MAX_MOMENTS = 6
@@ -51,12 +50,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One sample by every model."""
+    """One sample by every model, and what they were given beside the prompt."""
 
     prompt_id: str
     index: int
     prompt: str
     images: tuple[Cell, ...]
+    input: Input | None = None
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,14 @@ class Lead:
 
     Attributes:
         kind: of the samples, see `ModelSamples.kind`.
+        inputs: of the prompts; empty where they have no images.
     """
 
     prompts: tuple[str, ...]
     rows: tuple[LeadingRow, ...]
     how_chosen: str
     kind: str
+    inputs: Sequence[Input] = ()
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,18 @@ class Grid:
         return max(image.width for image in self.groups[0].rows[0].images)
 
     @property
+    def num_columns(self) -> int:
+        """Models, and the input before them where prompts have one."""
+        row = self.groups[0].rows[0]
+        return len(row.images) + (row.input is not None)
+
+    @property
     def card_px(self) -> int:
         """Least width of a card; one of small images shows every model without scrolling."""
-        num_models = len(self.groups[0].rows[0].images)
         if not self.is_small:
-            return num_models * LARGE_COLUMN_PX
+            return self.num_columns * LARGE_COLUMN_PX
         column_px = max(self.image_px, LEAST_COLUMN_PX)
-        return num_models * column_px + (num_models - 1) * GAP_PX + FRAME_PX
+        return self.num_columns * column_px + (self.num_columns - 1) * GAP_PX + FRAME_PX
 
 
 def make_grid(
@@ -173,7 +180,8 @@ def make_lead(
         for name in names
     )
     prompts = tuple(str(table["prompt"].iloc[number]) for number in chosen)
-    return Lead(prompts, rows, how_chosen, samples[names[0]].kind)
+    given = inputs_of(table, chosen, LEADING_PX)
+    return Lead(prompts, rows, how_chosen, samples[names[0]].kind, given)
 
 
 def choose_rows(
@@ -225,9 +233,13 @@ class GridInputs:
 
     def row(self, number: int) -> Row:
         """One sample by every model."""
-        first = next(iter(self.samples.values())).table.iloc[number]
+        table = next(iter(self.samples.values())).table
+        first = table.iloc[number]
         images = tuple(self.image(model, number) for model in self.samples.values())
-        return Row(str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), images)
+        given = next(iter(inputs_of(table, [number], self.width)), None)
+        return Row(
+            str(first["prompt_id"]), int(first["index"]), str(first["prompt"]), images, given
+        )
 
     def image(self, model: ModelSamples, number: int) -> Cell:
         """One image of one model."""
@@ -291,10 +303,12 @@ class PreviewSheet:
     Attributes:
         moments: samples seen, one a column.
         rows: prompt and its images, one a moment; and the teacher's, or None.
+        inputs: one a row; empty where prompts have no images.
     """
 
     moments: Sequence[int]
     rows: Sequence[tuple[str, Sequence[Shown], Shown | None]]
+    inputs: Sequence[Input] = ()
 
     @property
     def has_teacher(self) -> bool:
@@ -320,7 +334,8 @@ def gather_previews(
     root, table = run_folder.previews, run_folder.prompts("eval")
     if not table.is_file():
         return None
-    texts = read_table(table).set_index("prompt_id")["prompt"].head(MAX_PROMPTS)
+    first = read_table(table).head(MAX_PROMPTS).set_index("prompt_id", drop=False)
+    texts = first["prompt"]
     prompts = {
         str(name): str(text)
         for name, text in texts.items()
@@ -342,7 +357,8 @@ def gather_previews(
         shown = [_show(moment / f"{name}.png", output_folder, fps) for moment in moments]
         last = _show(teacher_image, output_folder, fps) if teacher_image.is_file() else None
         rows.append((text, shown, last))
-    return PreviewSheet([int(moment.name.split("-")[1]) for moment in moments], rows)
+    seen = [int(moment.name.split("-")[1]) for moment in moments]
+    return PreviewSheet(seen, rows, inputs_of(first.loc[list(prompts)], range(len(prompts))))
 
 
 def _show(path: Path, output_folder: Path, fps: int) -> Shown:

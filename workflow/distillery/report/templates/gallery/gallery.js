@@ -25,9 +25,19 @@ function figure(row, place, model) {
   return element("figure", {}, link, element("figcaption", {}, mark, " ", element("b", { textContent: `${models[model].name} ` }), ...scores));
 }
 
+// The image beside the prompt, or what has become of its file.
+function input(row) {
+  const [file, lost] = row[5];
+  const shown = lost
+    ? element("span", { className: "lost", textContent: lost })
+    : element("img", { loading: "lazy", src: file, alt: `input: ${row[2]}` });
+  return element("figure", {}, shown, element("figcaption", {}, element("b", { textContent: "input" })));
+}
+
 function article(row, place) {
   const head = element("h2", { textContent: `${row[2]} ` }, element("small", { textContent: `${row[0]}/${row[1]}` }));
-  const strip = element("div", { className: "strip" }, ...models.map((_, model) => figure(row, place, model)));
+  const shots = models.map((_, model) => figure(row, place, model));
+  const strip = element("div", { className: "strip" }, ...(row[5] ? [input(row)] : []), ...shots);
   return element("article", {}, head, strip);
 }
 
