@@ -204,6 +204,18 @@ def test_other_noise_is_said_and_not_paired(tmp_path: Path) -> None:
     assert pair_up(pieces(one).samples["student"], pieces(third).samples["student"]) is None
 
 
+@pytest.mark.parametrize(
+    "column", [{"image": "a.png", "image_sha256": "b" * 64}, {"height": 32, "width": 32}]
+)
+def test_other_input_images_and_sizes_are_no_pairs(tmp_path: Path, column: dict[str, Any]) -> None:
+    one, other = (pieces(make_run(tmp_path, name)).samples["student"] for name in "ab")
+    assert pair_up(one, other) is not None
+    changed = replace(other, table=other.table.assign(**column))
+    assert pair_up(one, changed) is None
+    both = replace(one, table=one.table.assign(**column))
+    assert pair_up(both, changed) is not None
+
+
 def make_half(folder: Path, one: Path, name: str) -> Path:
     """A run of the first half of another's prompts: the same images, but for ranks of its own."""
     run, other = RunFolder(make_run(folder, name)), RunFolder(one)

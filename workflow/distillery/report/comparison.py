@@ -1,5 +1,6 @@
 """Two runs side by side: which settings differ, and how far their models' images do."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,6 +19,7 @@ from distillery.measures.manifests import KEY, ModelSamples, check_scored, read_
 from distillery.measures.measure import PIXELS, Measure, OfPair, OfPreference
 from distillery.measures.of_judge import CLIP_SCORE, OF_JUDGE, RETRIEVAL
 from distillery.measures.of_preference import OF_PREFERENCE
+from distillery.prompts import made_of_rows
 from distillery.run_folder import RunFolder
 from distillery.store.tables import read_table
 from distillery.words import listed, noun_of
@@ -178,9 +180,16 @@ def _value(value: object) -> str:
 
 
 def pair_up(first: ModelSamples, second: ModelSamples) -> Pairs | None:
-    """The samples of the same prompt and noise in both; None where there is none."""
-    key = [*KEY, "prompt", "noise_seed"]
-    tables = [it.table.assign(row_=np.arange(len(it.table))) for it in (first, second)]
+    """The samples of the same prompt, size, input image and noise in both; None where there is
+    none."""
+    key = [*KEY, "made_of_", "noise_seed"]
+    tables = [
+        it.table.assign(
+            made_of_=[json.dumps(row) for row in made_of_rows(it.table, guided=False)],
+            row_=np.arange(len(it.table)),
+        )
+        for it in (first, second)
+    ]
     merged = tables[0][[*key, "row_"]].merge(tables[1][[*key, "row_"]], on=key)
     if merged.empty:
         return None
