@@ -75,4 +75,4 @@ def test_an_image_that_is_gone_is_named_before_the_first_job(ran: Path) -> None:
     gone.write_bytes(content)
     assert done.returncode != 0
     assert "line 5: the image" in done.stdout
-    assert "3.png does not exist" in done.stdout
+    assert "3.png' does not exist" in done.stdout

@@ -25,9 +25,10 @@ def beginning(pipeline: Any, state: torch.Tensor | None) -> Iterator[None]:
     @wraps(original)
     def prepare_latents(*args: Any, **kwargs: Any) -> Any:
         made = original(*args, **kwargs)
+        # A copy: Kandinsky 5 writes each step's state into that of the step before.
         if isinstance(made, tuple):  # with what else of the call has its shape
-            return (state.to(made[0]), *made[1:])
-        return state.to(made)
+            return (state.to(made[0], copy=True), *made[1:])
+        return state.to(made, copy=True)
 
     with with_methods(pipeline, prepare_latents=prepare_latents):
         yield

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distillery.config.jobs import freeze, frozen_stages, read_frozen
 from distillery.config.run import RunConfig
@@ -12,8 +12,10 @@ from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.notes import Note, error
 from distillery.run_folder import RunFolder
-from distillery.teacher.folder import PipelineFolder
 from distillery.typed import command
+
+if TYPE_CHECKING:  # it imports torch, and a dry run asks here
+    from distillery.teacher.folder import PipelineFolder
 
 
 def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]) -> Iterator[Note]:
@@ -110,7 +112,7 @@ def hash_settings(teacher: Teacher) -> str:
 
 
 def on_same_teacher(
-    teacher: Mapping[str, Any], folder: PipelineFolder, run_folder: RunFolder
+    teacher: Mapping[str, Any], folder: "PipelineFolder", run_folder: RunFolder
 ) -> Iterator[Note]:
     """A teacher that was exchanged under the same settings.
 
@@ -132,7 +134,7 @@ def made_by_another(teacher: Mapping[str, Any], run_folder: RunFolder) -> list[P
     return [path for path in (*folders, run_folder.student("initial").parent) if path.exists()]
 
 
-def another_teacher(folder: PipelineFolder) -> str:
+def another_teacher(folder: "PipelineFolder") -> str:
     """What a user is told of it, before the command."""
     files = sorted(set(map(str, folder.files.values())))
     weights = f" with teacher.weights from {' and '.join(files)}" if files else ""
