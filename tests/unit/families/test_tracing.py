@@ -107,6 +107,25 @@ def test_what_is_learnt_is_told_by_behaviour() -> None:
     assert _broken(Pipeline()) == []
 
 
+class TellsTimeInHalf(Pipeline):
+    def predict(self, state: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return self.network(state, time.expand(len(state)).half(), self.text)[0]
+
+
+def test_a_time_in_float16_enters_a_training_in_bfloat16() -> None:
+    pipeline = TellsTimeInHalf()
+    signature, steps = learn(pipeline, _call(1.0), PROMPTS)
+    (clock,) = signature.clocks.values()
+    assert clock[0].dtype == torch.float16
+    prompts = signature.prompts(steps[0].calls[0], range(len(PROMPTS)))
+    found = []
+    for is_cast in (False, True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            given = pipeline.network, steps[0].state, prompts, range(len(PROMPTS))
+            found.append(signature.predict(*given))
+    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.02)
+
+
 # ---- refused -------------------------------------------------------------------------------------
 
 

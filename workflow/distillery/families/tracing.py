@@ -247,7 +247,9 @@ class Signature:
         steps: Sequence[int],
     ) -> torch.Tensor:
         """(n, *latent), what the stock call would give its scheduler; see `arguments`."""
-        given: Any = self.arguments(noisy, prompts, steps)
+        # A training's autocast to bfloat16 stacks no float16, which a teacher may have.
+        with torch.autocast(noisy.device.type, enabled=False):
+            given: Any = self.arguments(noisy, prompts, steps)
         if not any(own.dtype == self.dtype for own in network.parameters()):
             # A network that learns in float32, of a teacher in bfloat16: its values, rounded.
             given = mapped(partial(_as_wide, dtype=noisy.dtype), given)
