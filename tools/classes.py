@@ -32,6 +32,7 @@ from traced.walk import verdict
 
 PAGE = ROOT / "docs/families.md"
 RUNS = ROOT / "benchmarks/class_runs_cpu_2026-11-26.json"
+TRACES = ROOT / "benchmarks/adapters_and_traces_cpu_2026-11-26.json"
 OPENING = """# Pipelines that can be traced
 
 A teacher whose class has no adapter is learnt from its pipeline's own calls, where `teacher.trace`
@@ -62,7 +63,8 @@ A trace cannot know
 Each class here is a tiny pipeline of the real Diffusers classes with random weights
 (`tests/traced/`); a released model may have options that its class does not show here. The eight
 families that have an adapter are held against their traces by their tests, but for Qwen-Image,
-which is refused. `python tools/classes.py` writes this page.
+which is refused ([what an adapter knows more](#adapters-and-their-traces)).
+`python tools/classes.py` writes this page.
 
 ## What is proved
 
@@ -100,6 +102,92 @@ UNMADE = """
 | class | why |
 |---|---|
 """
+ADAPTERS = """
+## Adapters and their traces
+
+Could an adapter be a few hints over a trace? `benchmarks/adapters_and_traces.py` makes the same
+trajectories, images and predictions by each adapter and by a trace of the same folder, with the
+tiny teachers of `tests/families/` in float32, bfloat16 and float16
+([every figure](../benchmarks/adapters_and_traces_cpu_2026-11-26.md)). What can be traced has the
+adapter's trajectories in every type, guided and unguided, value for value, but where a second
+network has a guidance scale of its own. With teacher and training in one type, float32 or bfloat16,
+predictions are equal, too. Of an adapter's lines a trace would replace some; others say what it
+cannot tell.
+
+| family | lines replaced | lines kept | a trace makes otherwise | the adapter alone knows |
+|---|---|---|---|---|
+"""
+FAMILIES: Mapping[str, tuple[str, str, str]] = {
+    "wan": (
+        "Wan",
+        "three times the bytes of a prompt, at 12 tokens; `guidance_scale_2` is not known",
+        "texts without their padding, two networks, any-step students, sizes and frames that fit, "
+        "blocks, what embeds the time",
+    ),
+    "sd": (
+        "Stable Diffusion 1.5 and 2.1",
+        "",
+        "that the safety checker is left out, a `steps_offset` that the pipeline changes when it "
+        "is loaded, that a UNet is compiled whole, what embeds the time",
+    ),
+    "sdxl": (
+        "SDXL",
+        "images of teachers in 16 bits, by up to 2 of 255",
+        "as above, and the image's size as an input, for several sizes",
+    ),
+    "pixart": (
+        "PixArt-Σ",
+        "three times the bytes of a prompt, at 12 tokens",
+        "texts without what the mask hides, sizes that fit, blocks, what embeds the time",
+    ),
+    "sana": (
+        "Sana",
+        "four times the bytes of a prompt, at 40 tokens",
+        "as PixArt-Σ, and the instruction's part in a prompt's limit",
+    ),
+    "sd3": (
+        "SD3",
+        "",
+        "the largest size, a last block that must stay, blocks that attend twice, what embeds the "
+        "time",
+    ),
+    "flux": (
+        "FLUX.1",
+        "times, where training and teacher have different types",
+        "latents unpacked, two rows of blocks, an empty negative prompt for a call that would not "
+        "guide without one, what embeds the time",
+    ),
+    "qwen_image": (
+        "Qwen-Image",
+        "not traced: its network gets a mask only where a batch has padding",
+        "as FLUX.1, and texts without what the mask hides",
+    ),
+}
+"""By the file of the adapter: the family, and two cells."""
+SHARED = ("pooled", "masked", "image_tokens")
+DIFFERENCES = """
+- **Where a start is rounded.** A trace lets the call draw its first state in float32 and rounds
+  that; an adapter gives it rounded noise, which SDXL's call multiplies by the first noise level
+  then. Trajectories have their states in float32, so they are equal, and images are not.
+- **Which numbers a training rounds.** A trace has states and times in the teacher's type, whatever
+  the training's; an adapter has them in the training's. Where the two types differ, so do
+  predictions: by 0.4 % at most in float32, 1.6 % in bfloat16 of a teacher in float16, and up to 4 %
+  for FLUX, whose network is told rounded times. Which makes the better student was not measured.
+- **What is stored.** A trace keeps all that `encode_prompt` gives, padding and masked tokens too,
+  and asks it prompt by prompt, which takes several times as long as four in one call. Calls and
+  predictions took as long as the adapter's, within what one run of tiny networks can tell.
+- **What no trace has**: several sizes, the phase `online`, a perceptual loss, students with fewer
+  blocks or of time embeddings alone, two networks, limits of prompts before they are encoded, the
+  keys of a configuration that a student of another shape must share, and a plan before the first
+  job, which loads text encoders and network together. LoRAs, offloading and rounds need no adapter.
+
+So no adapter can go yet. {learnt} of their {total} lines would be replaced; {hints} would stay as
+hints, and the rest are imports and the like, of which a part would go. SD is nearest, with equal
+texts and no blocks to drop. What is missing is the same for all: a trace of each size, noise asked
+of `prepare_latents` without a call, latents watched on their way into the VAE, texts cut where
+zeros or a mask begin, and for Qwen-Image a missing mask read as one of ones. All traced classes
+would gain by these, so they come before any adapter's end.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -130,8 +218,28 @@ def page(lines: list[str]) -> str:
     runs = read_json(RUNS)["classes"]
     whole = [_run_line(name, runs[name]) for name, row in ROWS.items() if not row.refused]
     unmade = [f"| `{name}` | {reason} |" for name, reason in UNTRIED.items()]
-    tables = {LEARNT: lines, WHOLE: whole, UNMADE: unmade}
-    return OPENING + _joined(claims) + "".join(it + _joined(tables[it]) for it in tables)
+    tables = {LEARNT: lines, WHOLE: whole, UNMADE: unmade, ADAPTERS: _adapter_lines()}
+    text = OPENING + _joined(claims) + "".join(it + _joined(tables[it]) for it in tables)
+    return text + DIFFERENCES.format(**_adapter_totals())
+
+
+def _adapter_lines() -> list[str]:
+    """The lines of the table of adapters."""
+    counts = read_json(TRACES)["lines"]
+    named = [
+        f"| {family} | {counts[file]['learnt']} | {counts[file]['hints']} | {other} | {knows} |"
+        for file, (family, other, knows) in FAMILIES.items()
+    ]
+    learnt, hints = (sum(counts[it][kind] for it in SHARED) for kind in ("learnt", "hints"))
+    return [*named, f"| what several share | {learnt} | {hints} | | packed noise, sizes that fit |"]
+
+
+def _adapter_totals() -> dict[str, str]:
+    counts = read_json(TRACES)["lines"].values()
+    totals = {kind: sum(each[kind] for each in counts) for kind in ("learnt", "hints", "rest")}
+    return {
+        kind: f"{number:,}" for kind, number in (totals | {"total": sum(totals.values())}).items()
+    }
 
 
 def _joined(lines: list[str]) -> str:
