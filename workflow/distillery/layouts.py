@@ -37,7 +37,6 @@ from PIL import Image
 from distillery.cli import logged_parser
 from distillery.encodings import decode
 from distillery.files import atomic_path, write_text
-from distillery.images import poster
 from distillery.measures.manifests import ModelSamples, read_samples
 from distillery.noise import check_prompt_id, shorten
 from distillery.prompt_files import LINE_END
@@ -187,9 +186,7 @@ class Dpg(Layout):
             if len(rows) == 1:
                 _link(model, rows[0], path)
             else:
-                _in_a_square([poster(model.read_pixels(row)) for row in rows[: self.usual]]).save(
-                    path
-                )
+                _in_a_square([model.read_image(row) for row in rows[: self.usual]]).save(path)
 
     def command(self, folder: Path, model: ModelSamples, num_images: int) -> str:
         """With the images in each picture, and their edge."""

@@ -26,7 +26,7 @@ def opened(*listed: Any) -> Batches:
     dataset: Any = SimpleNamespace(
         num_trajectories=TRAJECTORIES, steps=STEPS, first_rollout=first,
         first_visited=first + TRAJECTORIES, recipe=SimpleNamespace(samples_per_prompt=1),
-        of_one_size=[range(TRAJECTORIES)],
+        of_one_size=[range(TRAJECTORIES)], places=range(STEPS),
     )  # fmt: skip
     return Batches(dataset, Training(phases=listed, global_batch_size=8), 0, RankInfo())
 

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.numpy import load
 
 from distillery.files import hash_file, hash_json, repair_hint
-from distillery.images import Pixels, read_png
+from distillery.images import Pixels, poster, read_png
 from distillery.noise import SampleId
 from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
@@ -104,6 +104,10 @@ class ModelSamples:
         """The file of one image, whose bytes are as listed; errors as of `read_pixels`."""
         self._read(self.image_path(row), str(self.table["sha256"].iloc[row]))
         return self.image_path(row)
+
+    def read_image(self, row: int) -> Image.Image:
+        """One image for a still page, of a clip its poster; errors as of `read_pixels`."""
+        return poster(self.read_pixels(row))
 
     def read_pixels(self, row: int) -> Pixels:
         """One image (h, w, 3) or clip (f, h, w, 3), checked against the manifest's hash.
