@@ -294,16 +294,21 @@ class Online(Phase):
         return f"{self.samples:,} with online targets{matched}"
 
 
-class Adversarial(Phase):
-    """Learn to pass for the teacher, from stored trajectories alone: heads on the frozen untrained
-    student learn to tell what the student draws from the trajectories' own images, and the student
-    to pass. Meant to sharpen students of few steps; short finishes gained nothing where they were
-    measured."""
+class Finish(Phase):
+    """A second loss on what the student draws, in features of the frozen untrained student."""
 
     order = 2
     title = "finish"
     keeps_frozen = True
     why_segment = "it acts on where the last segment ends"
+
+
+class Adversarial(Finish):
+    """Learn to pass for the teacher, from stored trajectories alone: heads on the frozen untrained
+    student learn to tell what the student draws from the trajectories' own images, and the student
+    to pass. Meant to sharpen students of few steps; short finishes gained nothing where they were
+    measured."""
+
     learn: Literal["adversarial"] = "adversarial"
     samples: Count = Field(description="samples of this phase")
     weight: Positive = Field(
@@ -377,15 +382,11 @@ class Adversarial(Phase):
         return f"an adversarial finish of {self.samples:,}"
 
 
-class Drifting(Phase):
+class Drifting(Finish):
     """Learn to draw as the teacher does as a whole, from stored trajectories alone: in features of
     the frozen untrained student, what the student draws is moved towards the teacher's other images
     of the same prompt and away from its own. Nothing learns beside the student."""
 
-    order = 2
-    title = "finish"
-    keeps_frozen = True
-    why_segment = "it acts on where the last segment ends"
     learn: Literal["drifting"] = "drifting"
     samples: Count = Field(description="samples of this phase")
     weight: Positive = Field(

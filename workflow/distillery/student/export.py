@@ -113,26 +113,42 @@ def export_student(
         if folder.signature is not None:
             about["signature"] = folder.signature
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
-        if trained and has_lora(student):
-            (temporary / LORA).mkdir()
-            additions = temporary / LORA / LORA_FILE
-            shutil.copyfile(student / LORA_FILE, additions)
-            about["lora"] = {
-                **lora_call(folder, about["student"]["network"], scheduler),
-                "comfyui": write_other_names(additions, type(denoiser).__name__),
-            }
-        if trained and has_time_embeddings(student):
-            network = about["student"]["network"]
-            # With adapters or weights of a file, its folder alone would give another student.
-            if is_in_folder(job.teacher, folder, network):
-                shutil.copyfile(student / TIME_FILE, temporary / TIME_FILE)
-                about["time_embeddings"] = {
-                    **lora_call(folder, network, scheduler),
-                    "place": family.denoisers[0],
-                }
+        if trained:
+            beside = lora_call(folder, about["student"]["network"], scheduler)
+            about |= _learned_alone(job, folder, student, temporary, denoiser, beside)
         write_metadata(temporary, about)
         card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
         write_text(temporary / CARD, card)
+
+
+def _learned_alone(
+    job: ExportJob,
+    folder: PipelineFolder,
+    student: Path,
+    output: Path,
+    denoiser: Denoiser,
+    beside: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write what alone was trained into the pipeline's folder, where that is not all.
+
+    Args:
+        beside: what the teacher's pipeline needs beside it, see `lora_call`.
+
+    Returns:
+        What the card says of it, under its name; nothing of a student that was trained whole.
+    """
+    if has_lora(student):
+        (output / LORA).mkdir()
+        additions = output / LORA / LORA_FILE
+        shutil.copyfile(student / LORA_FILE, additions)
+        other_names = write_other_names(additions, type(denoiser).__name__)
+        return {"lora": {**beside, "comfyui": other_names}}
+    network = read_metadata(student)["student"]["network"]
+    # With adapters or weights of a file, its folder alone would give another student.
+    if has_time_embeddings(student) and is_in_folder(job.teacher, folder, network):
+        shutil.copyfile(student / TIME_FILE, output / TIME_FILE)
+        return {"time_embeddings": {**beside, "place": folder.family.denoisers[0]}}
+    return {}
 
 
 def _check_steps(job: ExportJob, recipe: TrainingRecipe, trained: Path) -> None:
