@@ -1,11 +1,9 @@
 """A drifting finish on several processes: what is learned does not depend on their number."""
 
-import processes
 import pytest
 from trainings import assert_same_training, log_of
+from trainings import train_configured as train
 
-import tiny
-from distillery.files import read_json, write_json
 from runs import make_run
 from training_phases import phases
 
@@ -27,14 +25,6 @@ def ready(tmp_path_factory, teacher):
         training=TRAINING,
     )
     return run.ready_to_train().folder
-
-
-def train(ready, output, num_processes, **settings):
-    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
-    runtime = read_json(ready / "config/runtime.json")
-    runtime["training"] |= settings
-    write_json(output / "config/runtime.json", runtime)
-    return processes.run(num_processes, tiny.train_arguments(ready, output))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import processes
 import pytest
-from trainings import assert_same_training, log_of, saved, wait_until
+from trainings import assert_same_training, copy_of_config, log_of, saved, wait_until
 
 import tiny
 from distillery.files import read_json, write_json
@@ -42,13 +42,6 @@ def train(ready, output, num_processes, faults=None, launcher="bare", **settings
     arguments = tiny.train_arguments(ready, output)
     # A teacher's process of its own imports everything anew.
     return processes.run(num_processes, arguments, faults, launcher, limit_s=120)
-
-
-def copy_of_config(ready, output, **settings):
-    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
-    runtime = read_json(ready / "config/runtime.json")
-    runtime["training"] |= settings
-    write_json(output / "config/runtime.json", runtime)
 
 
 @pytest.fixture(scope="module")

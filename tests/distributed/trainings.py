@@ -7,6 +7,7 @@ import processes
 import torch
 
 import tiny
+from distillery.files import read_json, write_json
 from distillery.student.lora import load_student
 
 
@@ -15,6 +16,20 @@ def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60,
     tiny.write_training_job(output, **settings)
     arguments = tiny.train_arguments(data, output)
     return processes.run(num_processes, arguments, faults, launcher, limit_s)
+
+
+def train_configured(ready, output, num_processes, faults=None, **settings):
+    """As `train`, with the configuration of a run that is ready to train; see `copy_of_config`."""
+    copy_of_config(ready, output, **settings)
+    return processes.run(num_processes, tiny.train_arguments(ready, output), faults)
+
+
+def copy_of_config(ready, output, **settings):
+    """The frozen configuration of a run's training, with other settings of the machine."""
+    write_json(output / "config/training.json", read_json(ready / "config/training.json"))
+    runtime = read_json(ready / "config/runtime.json")
+    runtime["training"] |= settings
+    write_json(output / "config/runtime.json", runtime)
 
 
 def torchrun(data, output, num_processes, fault="", limit_s=100, **settings):
