@@ -114,8 +114,7 @@ def export_student(
             about["signature"] = folder.signature
         about["call"] = right_call(job, family, denoiser) | {"absent": absent}
         if trained:
-            beside = lora_call(folder, about["student"]["network"], scheduler)
-            about |= _learned_alone(job, folder, student, temporary, denoiser, beside)
+            about |= _learned_alone(job, folder, student, temporary, denoiser, scheduler)
         write_metadata(temporary, about)
         card = model_card(job, about, find_origin(job.teacher, folder)) if trained else UNTRAINED
         write_text(temporary / CARD, card)
@@ -127,25 +126,25 @@ def _learned_alone(
     student: Path,
     output: Path,
     denoiser: Denoiser,
-    beside: Mapping[str, Any],
+    scheduler: Scheduler,
 ) -> dict[str, Any]:
     """Write what alone was trained into the pipeline's folder, where that is not all.
-
-    Args:
-        beside: what the teacher's pipeline needs beside it, see `lora_call`.
 
     Returns:
         What the card says of it, under its name; nothing of a student that was trained whole.
     """
+    if not has_lora(student) and not has_time_embeddings(student):
+        return {}
+    network = read_metadata(student)["student"]["network"]
+    beside = lora_call(folder, network, scheduler)
     if has_lora(student):
         (output / LORA).mkdir()
         additions = output / LORA / LORA_FILE
         shutil.copyfile(student / LORA_FILE, additions)
         other_names = write_other_names(additions, type(denoiser).__name__)
         return {"lora": {**beside, "comfyui": other_names}}
-    network = read_metadata(student)["student"]["network"]
     # With adapters or weights of a file, its folder alone would give another student.
-    if has_time_embeddings(student) and is_in_folder(job.teacher, folder, network):
+    if is_in_folder(job.teacher, folder, network):
         shutil.copyfile(student / TIME_FILE, output / TIME_FILE)
         return {"time_embeddings": {**beside, "place": folder.family.denoisers[0]}}
     return {}
