@@ -132,12 +132,15 @@ class EmbeddingStore:
                 f"{manifest_path} holds the embeddings of other prompts than the table's: "
                 f"{repair_hint(manifest_path)}"
             )
-        self._files = [safe_open(self._root / chunk.file, framework="pt") for chunk in self._chunks]
-        keys = list(self._files[0].keys())
+        files = [safe_open(self._root / chunk.file, framework="pt") for chunk in self._chunks]
+        keys = list(files[0].keys())
         self._names = [key.removesuffix(".lengths") for key in keys if key.endswith(".lengths")]
+        self._values = [
+            {name: file.get_tensor(f"{name}.values") for name in self._names} for file in files
+        ]
         self._ends = [
             {name: file.get_tensor(f"{name}.lengths").cumsum(0).tolist() for name in self._names}
-            for file in self._files
+            for file in files
         ]
 
     @property
@@ -182,7 +185,7 @@ class EmbeddingStore:
         for name in self._names:
             ends = self._ends[number][name]
             begin = ends[row - 1] if row else 0
-            tensors[name] = self._files[number].get_slice(f"{name}.values")[begin : ends[row]]
+            tensors[name] = self._values[number][name][begin : ends[row]]
         return tensors
 
 

@@ -77,12 +77,14 @@ class TrajectoryStore:
         self.samples_hash = hash_samples(chunk.members for chunk in manifest.chunks)
         self.num_samples = manifest.num_samples
         self.num_knots = len(self.recipe.schedule.sigmas)
-        self._files = [
+        files = [
             safe_open(manifest_path.parent / chunk.file, framework="pt")
             for chunk in manifest.chunks
         ]
-        self._rows = [row for file in self._files for row in file.get_tensor("prompt_row").tolist()]
-        found = [self._recipe_of(file) for file in self._files]
+        self._rows = [row for file in files for row in file.get_tensor("prompt_row").tolist()]
+        # Memory-mapped: taken from the file once, since each asking costs more than what is read.
+        self._noisy = [file.get_tensor("noisy") for file in files]
+        found = [self._recipe_of(file) for file in files]
         self._sizes = [(recipe.height, recipe.width) for recipe in found]
         self.recipes = dict(zip(self._sizes, found, strict=True))
         spans = zip(self._sizes, zip([0, *manifest.ends], manifest.ends, strict=False), strict=True)
@@ -112,7 +114,5 @@ class TrajectoryStore:
     def states(self, sample: int, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The states of one trajectory at two knots, each (*latent)."""
         number, row = self._manifest.place(sample)
-        noisy = self._files[number].get_slice("noisy")
-        # Reading [row, first:last + 1] maps one run of the file; the states between are few.
-        run = noisy[row, first : last + 1]
-        return run[0], run[-1]
+        states = self._noisy[number][row]
+        return states[first], states[last]

@@ -27,11 +27,12 @@ class VisitedStore:
         self.recipe = VisitedRecipe.from_json(manifest.recipe)
         self.recipe_hash = manifest.recipe_hash
         self.num_samples = manifest.num_samples
-        self._files = [
+        files = [
             safe_open(manifest_path.parent / chunk.file, framework="pt")
             for chunk in manifest.chunks
         ]
-        self._segments = torch.cat([file.get_tensor("segment") for file in self._files]).tolist()
+        self._noisy = [file.get_tensor("noisy") for file in files]
+        self._segments = torch.cat([file.get_tensor("segment") for file in files]).tolist()
 
     def segment(self, sample: int) -> int:
         """The student's step that begins at a sample's state."""
@@ -40,5 +41,5 @@ class VisitedStore:
     def pair(self, sample: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A sample's state and where the teacher is at the next knot, each (*latent)."""
         number, row = self._manifest.place(sample)
-        run = self._files[number].get_slice("noisy")[row]
+        run = self._noisy[number][row]
         return run[0], run[1]
