@@ -187,7 +187,7 @@ class Lab:
             "log_every_samples": size * max(1, total // size // EVERY),
             "save_every_samples": total,
             "keep_checkpoints": 1,
-            "compile": "never",
+            "compile": "always" if self.device == "cuda" else "never",
         }
         shape = {key: self._filled(value, cell) for key, value in student.student.items()}
         return {

@@ -64,7 +64,6 @@ STORED: list[dict[str, dict[str, Any]]] = [
         for last in (
             {"learn": "rounds", "samples": 3200},
             {"learn": "adversarial", "samples": 3200},
-            {"learn": "drifting", "samples": 3200},
             {"learn": "rollouts", "samples": 3200},
         )
     ),

@@ -38,7 +38,6 @@ TRAININGS = [
     phases(stored=EPOCH, rollouts=16),
     phases(adversarial=EPOCH),
     phases(adversarial={"samples": EPOCH, "at": "knots", "warmup_samples": 16}),
-    phases(drifting=EPOCH),
     phases(online=MATCHING),
     phases(**ROUNDS),
 ]
@@ -105,7 +104,6 @@ def with_training(run: Run, **changes: Any) -> Run:
         phases(adversarial=EPOCH, rollouts=16),
         phases(adversarial={"samples": EPOCH, "warmup_samples": EPOCH + 8}, rollouts=16),
         phases(adversarial={"samples": EPOCH, "at": "knots", "warmup_samples": 16}),
-        phases(drifting=EPOCH),
         phases(online=MATCHING, rollouts=16),
     ],
 )

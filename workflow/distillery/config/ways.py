@@ -33,9 +33,6 @@ ADVERSARIAL_PASSES = 5
 """Of the frozen network of an adversarial finish, for each image that the student has drawn: it
 looks at the image and sends a gradient back to it, which takes no gradient of its weights and so
 one pass; then it looks at three other kinds of images, while the heads learn."""
-DRIFTING_PASSES = 3
-"""Of the frozen network of a drifting finish, for each image that the student has drawn: it looks
-at the image and sends a gradient back to it, and looks at the teacher's."""
 Passes = tuple[float, float]
 """Of the student, and guided steps of the teacher."""
 
@@ -382,62 +379,6 @@ class Adversarial(Finish):
         return f"an adversarial finish of {self.samples:,}"
 
 
-class Drifting(Finish):
-    """Learn to draw as the teacher does as a whole, from stored trajectories alone: in features of
-    the frozen untrained student, what the student draws is moved towards the teacher's other images
-    of the same prompt and away from its own. Nothing learns beside the student."""
-
-    learn: Literal["drifting"] = "drifting"
-    samples: Count = Field(description="samples of this phase")
-    weight: Positive = Field(
-        0.2, description="of this loss, beside that of the targets in the same images"
-    )
-    temperatures: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=8)] = Field(
-        (0.1, 0.3, 1.0),
-        description="of the kernel, in units of the mean distance between the teacher's images of "
-        "a prompt: small ones look at the nearest image alone, large ones at the mean of all",
-    )
-    paired_weight: Annotated[float, Field(ge=0, le=1e6)] = Field(
-        0.0,
-        description="weight, of this loss's own, of the distance in the same features to the "
-        "teacher's image of the same noise",
-    )
-    max_noise: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.5,
-        description="share of noise up to which images are noised before features are taken: the "
-        "level is one of the teacher's steps, the same for all images of a prompt",
-    )
-
-    @property
-    def meaning(self) -> str:
-        """Who moves where."""
-        return "the student's images drift towards the trajectories' in frozen features"
-
-    @property
-    def judging(self) -> tuple[int, int]:
-        """The frozen network's."""
-        return DRIFTING_PASSES, 0
-
-    def passes(self, steps: int, between: int, judging: tuple[int, int]) -> Passes:
-        """Drawing and looking in each sample's last step."""
-        judged, _ = self.judging
-        return self.samples * (1 + judged) / steps, 0.0
-
-    def refusals(self, span: "Span", training: "Training") -> Iterator[Note]:
-        """Whole walks are not drawn prompt by prompt."""
-        if training.walks_whole:
-            yield error(
-                f"{span.key} is drifting",
-                " and rollouts follow, whose batches do not have all noises of a prompt",
-                "leave one of them out",
-            )
-        yield from _on_idle(span.key, training)
-
-    def words(self) -> str:
-        """See `Phase`."""
-        return f"a drifting finish of {self.samples:,}"
-
-
 class Rollouts(Phase):
     """Learn from whole walks: the student takes all its steps from the noise, and the loss is on
     where it ends. The gradient goes through all steps, which takes student.steps times the
@@ -493,10 +434,8 @@ def _on_idle(key: str, training: "Training") -> Iterator[Note]:
         )
 
 
-AnyPhase = Annotated[
-    Stored | Rounds | Online | Adversarial | Drifting | Rollouts, Field(discriminator=TAG)
-]
-WAYS: tuple[type[Phase], ...] = (Stored, Rounds, Online, Adversarial, Drifting, Rollouts)
+AnyPhase = Annotated[Stored | Rounds | Online | Adversarial | Rollouts, Field(discriminator=TAG)]
+WAYS: tuple[type[Phase], ...] = (Stored, Rounds, Online, Adversarial, Rollouts)
 
 
 def _in_order() -> str:

@@ -237,21 +237,6 @@ class Batches:
         pairs = (divmod(place, len(numbers)) for place in order.items(start, stop))
         return [(number, self.split.learned(numbers[place])) for number, place in pairs]
 
-    def whole_prompts(self, start: int, stop: int) -> list[int]:
-        """The items at the positions [start, stop) of a stream that has one step of all noises of a
-        prompt one after another; both are multiples of `samples_per_prompt`."""
-        steps, per_prompt = self.dataset.steps, self.split.per_prompt
-        numbers, start, stop = self._turns.at(start, stop, self.training.global_batch_size)
-        order = Order(len(numbers) // per_prompt * steps, self.seed)
-        return [
-            self.split.learned(numbers[prompt * per_prompt + index]) * steps + segment
-            for prompt, segment in (
-                divmod(place, steps)
-                for place in order.items(start // per_prompt, stop // per_prompt)
-            )
-            for index in range(per_prompt)
-        ]
-
     def read(self, samples_seen: int, device: torch.device) -> Iterator[Batch]:
         """This process's part of each global batch; on CUDA read ahead by other processes.
 

@@ -49,7 +49,7 @@ NAME = r"samples-\d{12}"
 RECIPE = "recipe.json"
 """Beside the checkpoints: what their training depends on, to say why another does not take them."""
 STORED_ALONE = frozenset(
-    {"targets", "distribution_matching", "adversarial", "drifting", "rounds", "held_out_prompts"}
+    {"targets", "distribution_matching", "adversarial", "rounds", "held_out_prompts"}
 )
 """Keys that the recipe of a training from stored trajectories alone does not have."""
 MAX_SHOWN = 3

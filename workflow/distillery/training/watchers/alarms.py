@@ -115,7 +115,7 @@ LOSS_ALARMS = (
     "loss_spike", "loss_growth", "no_better_than_constant", "heads_always_right", "heads_guess",
     "held_out_loss_rises",
 )  # fmt: skip
-COMPANIONS = ("copy", "heads", "drift")
+COMPANIONS = ("copy", "heads")
 """What may learn beside the student in a finish: the ends of two columns."""
 HEADS = "loss_heads"
 HELD_OUT = "held_out_loss"

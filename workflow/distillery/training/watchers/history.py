@@ -123,7 +123,7 @@ def row_of(
 
     `grad_norm` is before clipping; `learning_rate` is the last update's; a segment without samples
     in the interval has no loss (NaN). The window's last column is `loss_rollout` if `has_rollouts`;
-    `loss_copy`, `loss_heads` or `loss_drift` is that of a finish's companion, from where it begins.
+    `loss_copy` or `loss_heads` is that of a finish's companion, from where it begins.
     """
     by_segment = [
         loss / count if count else nan

@@ -28,7 +28,6 @@ WAYS = {
     "rounds": "RoundsWay",
     "online": "OnlineWay",
     "adversarial": "AdversarialWay",
-    "drifting": "DriftingWay",
     "rollouts": "RolloutsWay",
 }
 """The class of each, in the module of the name that a phase is told by. A training imports those
