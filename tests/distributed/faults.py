@@ -8,6 +8,7 @@ import signal
 import time
 from functools import partial, partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,12 @@ def arrange(fault):
             torch.compile = partial(torch.compile, backend="aot_eager")
         case _ if kind in ACTS:
             _at_update(int(number), ACTS[kind])
+
+
+def fork_teachers():
+    """Have a teacher's process of its own begin with all that is imported here."""
+    forking = multiprocessing.get_context("fork")
+    target_teacher.multiprocessing = SimpleNamespace(get_context=lambda _: forking)
 
 
 def _read_other(folder):
@@ -107,8 +114,16 @@ def _kill_teacher():
     teacher.kill()
 
 
+def _kill_spawner():
+    """This rank, beside a teacher's process that has imported everything anew."""
+    (teacher,) = multiprocessing.active_children()
+    assert isinstance(teacher, multiprocessing.context.SpawnProcess)
+    ACTS["kill"]()
+
+
 ACTS = {
     "kill-teacher": _kill_teacher,
+    "kill-spawner": _kill_spawner,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "freeze": lambda: os.kill(os.getpid(), signal.SIGSTOP),

@@ -26,7 +26,7 @@ sys.path[:0] = [str(room) for room in ROOMS if str(room) not in sys.path]
 
 import pyarrow.dataset  # noqa: E402, F401 - as `tiny`
 import tensorboardX  # noqa: E402, F401 - the same
-from faults import arrange  # noqa: E402
+from faults import arrange, fork_teachers  # noqa: E402
 from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: E402
     subprocess_handler,
 )
@@ -240,6 +240,8 @@ def _work(rank, variables, arguments, fault):
     os.environ |= variables
     if rank:
         wait_for_a_listener(int(variables["MASTER_PORT"]))
+    if not fault.startswith("kill-spawner"):
+        fork_teachers()
     arrange(fault)
     distributed.leave(script.main(arguments))
 

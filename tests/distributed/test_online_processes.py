@@ -40,7 +40,6 @@ def make_ready(folder, teacher, training):
 def train(ready, output, num_processes, faults=None, launcher="bare", **settings):
     copy_of_config(ready, output, **settings)
     arguments = tiny.train_arguments(ready, output)
-    # A teacher's process of its own imports everything anew.
     return processes.run(num_processes, arguments, faults, launcher, limit_s=120)
 
 
@@ -106,7 +105,7 @@ def test_a_teachers_process_that_cannot_load_says_why(ready, tmp_path):
 
 def test_a_teachers_process_ends_with_a_killed_rank(ready, tmp_path):
     before = teachers()
-    assert 0 not in train(ready, tmp_path, 2, {0: "kill:7"}, **OWN)
+    assert train(ready, tmp_path, 2, {0: "kill-spawner:7"}, **OWN)[0] == -9
     wait_until(lambda: teachers() <= before, limit_s=10)
 
 
