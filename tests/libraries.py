@@ -4,10 +4,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import distillery
+import forks
 from checkout import REPOSITORY
 
 
@@ -36,8 +36,8 @@ def insert(path: Path, before: str, code: str) -> None:
 def run_with(library: Path, script: str, *arguments: str | Path) -> str:
     """What a script prints last that imports the copy, and the tests' own modules."""
     done = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env=os.environ | {"PYTHONPATH": f"{library.parent}{os.pathsep}{REPOSITORY / 'tests'}"},
+        ["python", "-c", script, *map(str, arguments)],
+        env=forks.environ(PYTHONPATH=f"{library.parent}{os.pathsep}{REPOSITORY / 'tests'}"),
         capture_output=True,
         text=True,
         check=False,

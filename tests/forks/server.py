@@ -21,17 +21,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from snakemake import cli
+from snakemake_interface_logger_plugins.registry import LoggerPluginRegistry
 
+import distillery
 from distillery.pipeline import STAGES
 from distillery.report import charts, page
 
+LIBRARY, PLUGIN = Path(distillery.__file__).parent, "snakemake_logger_plugin_distillery"
 IMPORTED = (
     "snakemake.cli",
     "snakemake.profiles",
     "snakemake.report.html_reporter",
     "snakemake.storage",
     "smart_open",
-    "snakemake_logger_plugin_distillery",
+    PLUGIN,
     "torch.distributed.run",
     "torch.distributed.fsdp",
     "diffusers.models.auto_model",
@@ -112,6 +115,18 @@ def _mind(connection: socket.socket) -> NoReturn:
     os._exit(0)
 
 
+def _take_library(path: str) -> None:
+    """Where `path` begins with a copy of the library, lay down ours, so that it is imported."""
+    other = Path(path.partition(os.pathsep)[0], LIBRARY.name)
+    if not other.is_dir() or other.samefile(LIBRARY):
+        return
+    sys.path[:0] = path.split(os.pathsep)
+    for name in list(sys.modules):
+        if name.partition(".")[0] in (LIBRARY.name, PLUGIN):
+            del sys.modules[name]
+    LoggerPluginRegistry().collect_plugins()
+
+
 def _run(question: dict[str, Any], streams: list[int]) -> NoReturn:
     """Be the program."""
     module = question["module"]
@@ -121,6 +136,7 @@ def _run(question: dict[str, Any], streams: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(question["environ"])
     os.chdir(question["folder"])
+    _take_library(os.environ.get("PYTHONPATH", ""))
     sys.argv, sys.executable = [module, *question["arguments"]], question["python"]
     if not hasattr(sys.modules.get(module), "__path__"):
         sys.modules.pop(module, None)  # it is executed, not imported

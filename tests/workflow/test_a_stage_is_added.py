@@ -10,7 +10,8 @@ import pytest
 from finished_run import TINY
 from PIL import Image
 
-from checkout import REPOSITORY, SNAKEMAKE, SNAKEMAKES_OUTPUT, jobs
+import forks
+from checkout import REPOSITORY, SNAKEMAKES_OUTPUT, jobs
 from distillery.telemetry import read_events
 from libraries import code_of, insert, run_with
 
@@ -78,11 +79,11 @@ def run(library: Path, finished: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def snakemake(folder: Path, library: Path, *arguments: str) -> str:
-    """With the copy, so in processes of its own."""
+    """With the copy."""
     done = subprocess.run(
-        [SNAKEMAKE, "--cores", "2", *SNAKEMAKES_OUTPUT, *arguments],
+        ["snakemake", "--cores", "2", *SNAKEMAKES_OUTPUT, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(library.parent), "CUDA_VISIBLE_DEVICES": ""},
+        env=forks.environ(PYTHONPATH=str(library.parent)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
