@@ -8,9 +8,9 @@ from runs import make_run
 from training_phases import phases
 
 TRAINING = {
-    "phases": phases(stored=16, adversarial={"samples": 32, "weight": 0.5}),
+    "phases": phases(stored=8, adversarial={"samples": 24, "weight": 0.5}),
     "global_batch_size": 8, "learning_rate": 1e-3, "tf32": False,
-    "dtype": "float32", "log_every_samples": 8, "save_every_samples": 16, "timeout_s": 60,
+    "dtype": "float32", "log_every_samples": 8, "save_every_samples": 8, "timeout_s": 60,
 }  # fmt: skip
 
 
@@ -36,13 +36,14 @@ def alone(ready, tmp_path_factory):
 
 @pytest.mark.parametrize(("num_processes", "parallel"), [(4, "ddp"), (2, "fsdp")])
 def test_many_processes_learn_what_one_does(ready, alone, tmp_path, num_processes, parallel):
-    status = train(ready, tmp_path, num_processes, parallel=parallel)
+    settings = {"parallel": parallel, "save_every_samples": 32}
+    status = train(ready, tmp_path, num_processes, **settings)
     assert status == [0] * num_processes, log_of(tmp_path)[-2000:]
     assert_same_training(tmp_path, alone, rtol=1e-3, atol=1e-4)
 
 
 def test_a_killed_finish_resumes_on_one_process(ready, alone, tmp_path):
-    assert 0 not in train(ready, tmp_path, 2, {0: "kill:5"})
+    assert 0 not in train(ready, tmp_path, 2, {0: "kill:4"})
     assert saved(tmp_path)
     assert train(ready, tmp_path, 1) == [0]
     assert "resumes from" in log_of(tmp_path)
