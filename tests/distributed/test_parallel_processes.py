@@ -43,14 +43,14 @@ def test_dealt_out_weights_learn_as_whole_ones(data, alone, tmp_path):
 
 
 def test_what_is_held_out_is_measured_by_all_processes(data, tmp_path):
-    """Of eight segments one process of three has fewer than the others."""
+    """Of eight segments one process of three has fewer than the others; with dealt-out weights none
+    can measure alone."""
     settings = {"held_out_prompts": 1} | SAVED_ONCE
     assert train(data, tmp_path / "one", 1, **settings) == [0]
     losses = pd.read_parquet(tmp_path / "one/student/loss.parquet")
     assert losses["held_out_loss"].notna().any()
-    for parallel in ("ddp", "fsdp"):
-        assert train(data, tmp_path / parallel, 3, parallel=parallel, **settings) == [0] * 3
-        assert_same_training(tmp_path / parallel, tmp_path / "one")
+    assert train(data, tmp_path / "three", 3, parallel="fsdp", **settings) == [0] * 3
+    assert_same_training(tmp_path / "three", tmp_path / "one")
 
 
 def test_one_sample_at_once_needs_equal_shares(data, tmp_path):

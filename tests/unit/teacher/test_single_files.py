@@ -215,16 +215,18 @@ def test_a_class_that_is_read_from_folders_alone(tmp_path: Path) -> None:
     assert "Diffusers reads no single file for a PixArtTransformer2DModel" in told
 
 
-def test_a_file_of_another_model(teacher: Path, tmp_path: Path) -> None:
+def test_a_file_of_another_model(
+    teacher: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Of another architecture, another size, and one whose layers are too many or too few."""
-    sd15.make(tmp_path / "sd15")
     parts = KINDS["sd15"][1]
-    other = write(tmp_path / "sd15", parts, tmp_path / "sd15.safetensors")
+    of_sd15 = made.made_teacher(tmp_path_factory, sd15.CASE)
+    other = write(of_sd15, parts, tmp_path / "sd15.safetensors")
     told = said(section(wan.CASE, teacher, weights={"transformer": str(other)}))
     assert f"{other} does not fit the network that {teacher}/transformer/config.json desc" in told
     assert "its base is stable-diffusion-v1-5/stable-diffusion-v1-5, by its tensors: give" in told
-    sdxl.make(tmp_path / "sdxl")
-    told = said(section(sdxl.CASE, tmp_path / "sdxl", weights=str(other)))
+    of_sdxl = made.made_teacher(tmp_path_factory, sdxl.CASE)
+    told = said(section(sdxl.CASE, of_sdxl, weights=str(other)))
     assert "does not fit the network" in told
 
 
@@ -440,13 +442,7 @@ def test_what_a_whole_file_lacks(
     found = find_teacher(at)
     refuse(on_networks(found))
     assert set(found.files) == parts.keys() - {component}
-    read = load_teacher(at, found, CPU)
-    for name in found.files:
-        assert_same(getattr(read, name), load_component(case, folder, name))
-
-
-def load_component(case: FamilyCase, folder: Path, name: str) -> torch.nn.Module:
     plain = section(case, folder)
-    network = getattr(load_teacher(plain, find_teacher(plain), CPU), name)
-    assert isinstance(network, torch.nn.Module)
-    return network
+    networks = (load_teacher(at, found, CPU), load_teacher(plain, find_teacher(plain), CPU))
+    for name in found.files:
+        assert_same(*(getattr(it, name) for it in networks))
