@@ -1,8 +1,10 @@
-"""What `snakemake` and `python` are where a command is to run in forks; starts in an instant."""
+"""What `snakemake` and `python` are where a command is to run in forks; starts in an instant.
 
-import json
+`socket` and `json` would take longer to import than all the rest.
+"""
+
+import _socket
 import os
-import socket
 import sys
 
 SOCKET = "DISTILLERY_TEST_FORKS"
@@ -39,8 +41,9 @@ def _ask(module: str, arguments: list[str]) -> int:
         "folder": os.getcwd(),  # noqa: PTH109 (pathlib would take longer than all the rest)
         "python": os.environ[PYTHON],
     }
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(os.environ[SOCKET])
-        socket.send_fds(connection, [b"."], [0, 1, 2])
-        connection.sendall(json.dumps(question).encode() + b"\n")
-        return int(connection.makefile().read() or 1)
+    connection = _socket.socket(_socket.AF_UNIX)
+    connection.connect(os.environ[SOCKET])
+    streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+    connection.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+    connection.sendall(ascii(question).encode() + b"\n")
+    return int(connection.recv(16) or 1)

@@ -1,9 +1,9 @@
 """The far end: imports everything once, then forks for each command that comes in at a socket."""
 
+import ast
 import atexit
 import ctypes
 import gc
-import json
 import os
 import runpy
 import select
@@ -13,6 +13,8 @@ import socket
 import sys
 import threading
 import traceback
+import weakref
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from importlib import import_module
@@ -58,30 +60,42 @@ DIES_WITH_PARENT = 1
 
 def serve(folder: Path, user: int) -> None:
     """Fork for each connection to `folder/socket`, until the process `user` ends."""
-    used = os.pidfd_open(user)
     os.fsync = lambda _: None  # see sharing.no_fsync
     for name in IMPORTED:
         import_module(name)
     cli.get_argument_parser()  # looks for plugins in all packages, a third of a dry run
     _bundle_once()
+    for library in list(vars(weakref.finalize)["_registry"]):
+        library.atexit = False  # PyTorch's take down its operators, in each fork that ends
     gc.collect()
     gc.freeze()  # forks then share the pages of what is there
     gc.set_threshold(200_000, 10, 10)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))
         listener.listen(64)
         os.write(1, b"ready\n")
-        while True:
-            ready, _, _ = select.select([listener, used], [], [])
-            if used in ready:
-                shutil.rmtree(folder)
-                return
-            connection, _ = listener.accept()
-            if os.fork() == 0:
-                listener.close()
-                _mind(connection)
-            connection.close()
+        _answer(listener, os.pidfd_open(user))
+    shutil.rmtree(folder)
+
+
+def _answer(listener: socket.socket, user: int) -> None:
+    """Fork for who asks, kill what nobody waits for, and tell how each fork has ended."""
+    running: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        children = {asker: child for child, asker in running.values()}
+        ready, _, _ = select.select([listener, user, *children, *running], [], [])
+        if user in ready:
+            return
+        for one in ready:
+            if one is listener:
+                asker, _ = listener.accept()
+                child = _begin(asker, [listener, *children])
+                running[os.pidfd_open(child)] = child, asker
+            elif one in children:  # its asker is gone
+                os.kill(children[one], signal.SIGKILL)
+            else:
+                os.close(one)
+                _tell(*running.pop(one))
 
 
 def _bundle_once() -> None:
@@ -94,25 +108,27 @@ def _bundle_once() -> None:
     vars(page)["runtime"] = lambda: script
 
 
-def _mind(connection: socket.socket) -> NoReturn:
-    """Run what is asked for in a fork; kill it where the asker is gone."""
-    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-    question = json.loads(connection.makefile().readline())
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _begin(asker: socket.socket, others: Iterable[socket.socket]) -> int:
+    """Run what is asked for in a fork, whose number is returned."""
+    _, streams, _, _ = socket.recv_fds(asker, 1, 3)
+    question = asker.makefile().readline()
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
-        connection.close()
-        _run(question, streams)
-    ended = os.pidfd_open(child)
-    ready, _, _ = select.select([ended, connection], [], [])
-    if ended not in ready:
-        os.kill(child, signal.SIGKILL)
+        for connection in (asker, *others):
+            connection.close()
+        _run(ast.literal_eval(question), streams)
+    for stream in streams:
+        os.close(stream)
+    return child
+
+
+def _tell(child: int, asker: socket.socket) -> None:
+    """How a fork has ended, to who has asked for it."""
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    with suppress(BrokenPipeError):  # nobody waits for it
-        connection.sendall(str(code if code >= 0 else 128 - code).encode())
-    os._exit(0)
+    with suppress(BrokenPipeError), asker:  # nobody waits for it
+        asker.sendall(str(code if code >= 0 else 128 - code).encode())
 
 
 def _take_library(path: str) -> None:
