@@ -140,14 +140,14 @@ def test_the_released_configurations_are_known_to_diffusers(name: str) -> None:
 def test_trainings_from_stored_and_from_online_targets_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(training_speed.TRAINED, "sdxl", TINY["sdxl"])
+    monkeypatch.setitem(training_speed.TRAINED, "wan", TINY["wan"])
     output = tmp_path / "found.json"
     options = (
         "--batch 2 --updates 1 --warm 1 --trajectories 8 --num-gpus 0 --teacher-steps 1 "
         '--checkpoint --finish --settings {"dtype":"float32"}'
     )
     folder = ["--folder", str(tmp_path), "--output", str(output)]
-    assert training_speed.main(["sdxl", *folder, *options.split()]) == 0
+    assert training_speed.main(["wan", *folder, *options.split()]) == 0
     found = read_json(output)["trainings"]
     assert found.keys() == {"stored-0", "finish-0", "online-every_rank-1-0"}
     assert read_json(output)["finish_cost"].keys() == {"finish-0"}

@@ -1,6 +1,7 @@
 """A Snakemake that is killed: nothing to unlock, and a job that outlives it is not begun twice.
 
-It is a real one with real shells; what they start are forks, which live as long as who asked.
+It is a real one with real shells, but for one that is not killed; what they start are forks, which
+live as long as who asked.
 """
 
 import os
@@ -21,11 +22,11 @@ LOG = Path("results/tiny/logs/targets-0-of-1.log")
 OUTPUT = "snakemake.log"
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[bytes]":
+def start(folder: Path, *arguments: str, command: str = SNAKEMAKE) -> "subprocess.Popen[bytes]":
     """Snakemake in a process group of its own, as a shell starts it; its output in a file."""
     with (folder / OUTPUT).open("w") as output:
         return subprocess.Popen(
-            [SNAKEMAKE, "--cores", "2", *arguments],
+            [command, "--cores", "2", *arguments],
             cwd=folder,
             env=forks.environ(),
             stdout=output,
@@ -70,7 +71,7 @@ def test_a_killed_snakemake_needs_no_unlock_and_its_jobs_are_not_begun_twice(
 
     first.kill()
     first.wait()
-    second = start(folder, TARGETS)
+    second = start(folder, TARGETS, command="snakemake")
     said = f"waiting for process {job} of"
     wait_for(lambda: said in (folder / OUTPUT).read_text(), second)
     assert not (folder / TARGETS).exists()
