@@ -27,6 +27,7 @@ from distillery.teacher.folder import find_teacher
 from distillery.teacher.solver import load_scheduler
 from runs import Run
 from stranger import Stranger, code_in, filled_in
+from traced import few_spacings
 from traced.pictured import CASES, image_run
 from traced.whole import SCALE, STEPS, arguments, negative, seed_of
 from training_phases import phases
@@ -44,7 +45,8 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
         training={"phases": phases(stored=8), "dtype": "bfloat16"},
         samples={"batch_size": 1, "num_shards": 1, "num_prompts": 2},
     )
-    run.sign()
+    with few_spacings():
+        run.sign()
     for split in ("train", "eval"):
         run.encode(split)
     run.all_targets()

@@ -24,6 +24,7 @@ from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from runs import CPU, Run
+from traced import few_spacings
 from traced.pictured import CASES, image_run
 from traced.whole import ROUND, SCALE, STEPS, arguments, made_with_a_round, negative, seed_of, stock
 
@@ -32,7 +33,8 @@ from traced.whole import ROUND, SCALE, STEPS, arguments, made_with_a_round, nega
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """With targets, a round, a trained student and images."""
     run = image_run(request.param, tmp_path_factory.mktemp("run"), training=ROUND)
-    run.sign()
+    with few_spacings():
+        run.sign()
     return made_with_a_round(run, previews=True)
 
 

@@ -4,11 +4,14 @@ A class that the pinned Diffusers has and `ROWS` and `UNTRIED` lack fails
 tests/numerics/test_traced.py.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from distillery.families import Size
+import pytest
+
+from distillery.families import Size, learning
 from distillery.families.learning import Terms
 from traced import images, unets, videos
 from traced.unets import stock
@@ -25,6 +28,14 @@ SMALL = {"height": 32, "width": 32}
 VIDEO = IMAGE | {"num_frames": 9}
 PLAIN_TEMPLATE = {"prompt_template": {"template": "{}", "crop_start": 0}}
 CHAT_TOKENS = {"max_sequence_length": 64}
+
+
+@contextmanager
+def few_spacings() -> Iterator[None]:
+    """Learn how a call spaces as many steps as a teacher has here: more take a third of it all."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(learning, "SPACINGS", 8)
+        yield
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def hunyuan_video15() -> Any:
     )
     pipeline.system_message, pipeline.prompt_template_encode_start_idx = "the image", 8
     pipeline.tokenizer_max_length = 64
+    pipeline.tokenizer_2_max_length = 16
     pipeline.vision_num_semantic_tokens = 4
     return pipeline
 

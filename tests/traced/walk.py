@@ -10,7 +10,7 @@ import torch
 from distillery.families.learning import learn_pipeline
 from distillery.families.learnt import Learnt
 from distillery.families.recording import UntraceableError
-from traced import ROWS
+from traced import ROWS, few_spacings
 
 INPUTS = (
     *("2Img", "Inpaint", "Control", "Adapter", "ImageToVideo", "Image2Video", "VideoToVideo"),
@@ -64,6 +64,7 @@ def verdict(name: str) -> Verdict:
     assert type(pipeline).__name__ == name.split()[0]
     pipeline.set_progress_bar_config(disable=True)
     try:
-        return Verdict(learn_pipeline(pipeline, row.terms)[0], "")
+        with few_spacings():
+            return Verdict(learn_pipeline(pipeline, row.terms)[0], "")
     except UntraceableError as error:
         return Verdict(None, str(error))

@@ -20,6 +20,7 @@ from distillery.teacher.folder import find_teacher
 from distillery.teacher.solver import load_scheduler
 from families.calls import generators
 from runs import Run, make_run
+from traced import few_spacings
 from traced.teachers import save_teacher
 from training_phases import phases
 
@@ -32,7 +33,8 @@ def traced_run(name: str, folder: Path, **changes: Any) -> Run:
     """A run whose teacher is learnt."""
     teacher = save_teacher(name, folder / "teacher") | changes.pop("teacher", {})
     run = make_run(folder, folder / "teacher", teacher=teacher, **changes)
-    run.sign()
+    with few_spacings():
+        run.sign()
     return run
 
 
