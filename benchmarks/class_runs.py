@@ -1,12 +1,14 @@
 """A whole run of every class that a trace passes, from the signature to images.
 
-    PYTHONPATH=workflow:tests python benchmarks/class_runs.py --output class_runs.json [CLASS ...]
+    PYTHONPATH=workflow:tests python benchmarks/class_runs.py --output class_runs.json \
+        [--dtype bfloat16] [CLASS ...]
 
 Signature, plan, targets, training, export, images of teacher and student. Each class is a tiny
 pipeline with random weights (`tests/traced/`), trained for one update. Compared with stock calls of
 its folder, and of the exported student's:
 
-trajectories  the largest distance of an end, relative to its largest number
+trajectories  the largest distance of an end, relative to its largest number; of a teacher in
+              bfloat16, whose states targets keep in float32, that is the stock call's rounding
 teacher, student  the largest distance of an image's pixels, in levels of 255
 
 docs/families.md tells which hold. What was measured before is kept, so that a walk can go on.
@@ -37,6 +39,7 @@ def main() -> None:
     )
     parser.add_argument("classes", nargs="*", metavar="CLASS")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     passing = [name for name, row in ROWS.items() if not row.refused]
@@ -44,7 +47,7 @@ def main() -> None:
     for name in arguments.classes or [name for name in passing if name not in known]:
         begin = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            found = measured(name, Path(folder))
+            found = measured(name, Path(folder), arguments.dtype)
         found["seconds"] = round(time.perf_counter() - begin, 1)
         sys.stderr.write(f"{name} {found}\n")
         known[name] = found
@@ -52,11 +55,21 @@ def main() -> None:
         write_json(arguments.output, {"classes": known, **about})
 
 
-def measured(name: str, folder: Path) -> dict[str, Any]:
-    """How far a run comes from its stock calls, or why it came to no end."""
+def measured(name: str, folder: Path, dtype: str) -> dict[str, Any]:
+    """How far a run comes from its stock calls, or why it came to no end.
+
+    One sample a call, since in bfloat16 calls of several round otherwise.
+    """
     folder = Path(os.path.realpath(folder))
     try:
-        run = traced_run(name, folder)
+        run = traced_run(
+            name,
+            folder,
+            teacher={"dtype": dtype},
+            targets={"batch_size": 1},
+            training={"dtype": dtype},
+            samples={"batch_size": 1},
+        )
         make_plan(STAGES, run.config, run.files.plan)
         run.ready_to_train()
         run.encode("eval")

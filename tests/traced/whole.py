@@ -16,6 +16,7 @@ from distillery.images import read_png
 from distillery.noise import SampleId, noise_seed
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
+from distillery.student.usage import CAST
 from distillery.teacher.folder import find_teacher
 from distillery.teacher.solver import load_scheduler
 from families.calls import generators
@@ -48,19 +49,23 @@ def made_with_a_round(run: Run, previews: bool = False) -> Run:
     return run
 
 
-def stock(folder: Path) -> Any:
-    """A pipeline as Diffusers loads it."""
+def stock(folder: Path, dtype: str = "float32") -> Any:
+    """A pipeline as Diffusers loads it; its VAE in float32, with the lines of a student's card that
+    cast to it."""
     index = read_json(folder / "model_index.json")
     absent: dict[str, Any] = {name: None for name, kind in index.items() if kind == [None, None]}
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder, **absent)
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(
+        folder, dtype={"default": getattr(torch, dtype), "vae": torch.float32}, **absent
+    )
     pipeline.set_progress_bar_config(disable=True)
+    exec("\n".join(CAST), {"pipeline": pipeline})
     return pipeline
 
 
 def stock_teacher(run: Run) -> Any:
     """The teacher's, with the scheduler that the run gives it and as its VAE decodes."""
     teacher = run.config.teacher
-    pipeline = stock(Path(teacher.path))
+    pipeline = stock(Path(teacher.path), teacher.dtype)
     pipeline.scheduler = load_scheduler(find_teacher(teacher), teacher)
     if teacher.vae_tiling:
         pipeline.vae.enable_tiling()
@@ -107,7 +112,7 @@ def off_trajectories(run: Run) -> float:
         called = arguments(run, prompt, seed, SCALE, STEPS) | negative(run)
         with record(pipeline.scheduler, [STEPS]) as trajectory, torch.no_grad():
             pipeline(**called, output_type="latent")
-        expected = trajectory.states[STEPS][0]
+        expected = trajectory.states[STEPS][0].float()
         found = store.states(row, 0, store.num_knots - 1)[1]
         off.append(float((found - expected).abs().max() / expected.abs().max()))
     return max(off)
@@ -124,7 +129,7 @@ def off_images(run: Run, model: str) -> int:
         pipeline, card = stock_teacher(run), {}
     else:
         folder = run.files.student("pipeline")
-        pipeline = stock(folder)
+        pipeline = stock(folder, run.config.teacher.dtype)
         call = read_json(folder / "distillery.json")["call"]
         card = call["arguments"]
         if "vae_tiling" in call:
