@@ -54,8 +54,7 @@ A trace learns
 A trace cannot know
 
 - other sizes or numbers of frames than those of its calls;
-- how long a prompt may be, which blocks a smaller student may drop, and how latents are scaled for
-  the VAE;
+- how long a prompt may be, and how latents are scaled for the VAE;
 - how the guided call guides, and it need not: the teacher's trajectories come from that call;
 - what a pipeline would do with adapters or callbacks, which its calls do not give, nor with images,
   unless `teacher.trace.image` names the argument that takes one.
@@ -122,7 +121,7 @@ FAMILIES: Mapping[str, tuple[str, str, str]] = {
         "Wan",
         "three times the bytes of a prompt, at 12 tokens; `guidance_scale_2` is not known",
         "texts without their padding, two networks, any-step students, sizes and frames that fit, "
-        "blocks, what embeds the time",
+        "what embeds the time",
     ),
     "sd": (
         "Stable Diffusion 1.5 and 2.1",
@@ -138,7 +137,7 @@ FAMILIES: Mapping[str, tuple[str, str, str]] = {
     "pixart": (
         "PixArt-Σ",
         "three times the bytes of a prompt, at 12 tokens",
-        "texts without what the mask hides, sizes that fit, blocks, what embeds the time",
+        "texts without what the mask hides, sizes that fit, what embeds the time",
     ),
     "sana": (
         "Sana",
@@ -154,7 +153,7 @@ FAMILIES: Mapping[str, tuple[str, str, str]] = {
     "flux": (
         "FLUX.1",
         "times, where training and teacher have different types",
-        "latents unpacked, two rows of blocks, an empty negative prompt for a call that would not "
+        "latents unpacked, an empty negative prompt for a call that would not "
         "guide without one, what embeds the time",
     ),
     "qwen_image": (
@@ -176,14 +175,15 @@ DIFFERENCES = """
 - **What is stored.** A trace keeps all that `encode_prompt` gives, padding and masked tokens too,
   and asks it prompt by prompt, which takes several times as long as four in one call. Calls and
   predictions took as long as the adapter's, within what one run of tiny networks can tell.
-- **What no trace has**: several sizes, the phase `online`, a perceptual loss, students with fewer
-  blocks or of time embeddings alone, two networks, limits of prompts before they are encoded, the
-  keys of a configuration that a student of another shape must share, and a plan before the first
-  job, which loads text encoders and network together. LoRAs, offloading and rounds need no adapter.
+- **What no trace has**: several sizes, the phase `online`, a perceptual loss, students of time
+  embeddings alone, two networks, limits of prompts before they are encoded, the keys of a
+  configuration that a student of another shape must share, and a plan before the first job, which
+  loads text encoders and network together. LoRAs, fewer blocks, offloading and rounds need no
+  adapter.
 
 So no adapter can go yet. {learnt} of their {total} lines would be replaced; {hints} would stay as
 hints, and the rest are imports and the like, of which a part would go. SD is nearest, with equal
-texts and no blocks to drop. What is missing is the same for all: a trace of each size, noise asked
+texts. What is missing is the same for all: a trace of each size, noise asked
 of `prepare_latents` without a call, latents watched on their way into the VAE, texts cut where
 zeros or a mask begin, and for Qwen-Image a missing mask read as one of ones. All traced classes
 would gain by these, so they come before any adapter's end.

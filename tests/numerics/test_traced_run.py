@@ -156,6 +156,26 @@ def test_what_an_adapter_gives_a_trace_gives_too(
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "student", "changed"),
+    [
+        ("ZImagePipeline", {"layers": [1]}, {"n_layers": 1}),
+        ("StableDiffusionXLPipeline", {"unet": {"mid_block": "none"}}, {"mid_block_type": None}),
+    ],
+)
+def test_a_student_of_fewer_blocks_is_its_exported_pipeline(
+    name: str, student: dict[str, Any], changed: dict[str, Any], tmp_path: Path
+) -> None:
+    run = traced_run(name, tmp_path, student={"init": "layers", **student})
+    run.ready_to_train()
+    run.encode("eval")
+    pipeline = run.train_and_export()
+    run.samples(model="student", pipeline=pipeline)
+    assert off_images(run, "student") <= 1
+    network = stock(pipeline).components["unet" if "unet" in student else "transformer"]
+    assert dict(network.config) | changed == dict(network.config)
+
+
 @pytest.mark.parametrize("name", ["ZImagePipeline", "Flux2KleinPipeline"])
 def test_the_stock_pipeline_with_the_additions_is_the_student(name: str, tmp_path: Path) -> None:
     """Though nothing is known of the class but its own loader of LoRAs."""

@@ -77,7 +77,6 @@ def test_only_a_traced_run_has_a_signature(unknown: Path, tmp_path: Path) -> Non
         ),
         ({"teacher": {"trace": {"unguided": {"prompt": "x"}}}}, r"unguided\.prompt: other keys"),
         ({"teacher": {"trace": {"unguided": {"guidance_scale": "no"}}}}, "is the guidance scale"),
-        ({"student": {"init": "layers", "num_layers": 1}}, "student.init is layers and"),
         ({"student": {"init": "time_embeddings"}}, "which of its weights embed the time is not"),
         (
             {"training": {"phases": phases(rollouts={"samples": 8, "perceptual_weight": 0.1})}},

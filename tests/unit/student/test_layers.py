@@ -3,7 +3,6 @@
 import itertools
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -13,10 +12,12 @@ import torch
 import tiny
 from distillery.config.jobs import TrainingJob, read_job
 from distillery.config.student import LayersRule, Student
+from distillery.families import family_named
 from distillery.files import read_json, write_json
 from distillery.student.build import build_student
 from distillery.student.info import describe_student, read_student_info
-from distillery.student.layers import average_dropped, choose_layers
+from distillery.student.layers import average_dropped, blocks_of, choose_layers, keep_blocks
+from traced import ROWS
 
 
 @pytest.mark.parametrize(
@@ -125,12 +126,42 @@ def test_blocks_of_another_row_or_shape_are_not_averaged() -> None:
         }
     )
     before = {name: value.clone() for name, value in network.named_parameters()}
-    family = SimpleNamespace(blocks=dict.fromkeys(rows, ""))
-    average_dropped(network, family, [0, 2])  # type: ignore[arg-type]
+    average_dropped(network, rows, [0, 2])
     mean = (before["a.0.weight"] + before["a.1.weight"]) / 2
     torch.testing.assert_close(network.get_parameter("a.0.weight"), mean)
     for name in ("a.1.weight", "a.2.weight", "b.0.weight", "b.1.weight"):
         assert torch.equal(network.get_parameter(name), before[name]), name
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks"),
+    [
+        ("ZImagePipeline", {"layers": "n_layers"}),
+        ("ChromaPipeline", {}),
+        ("StableDiffusionXLPipeline", {}),
+    ],
+)
+def test_a_list_is_a_row_if_one_key_counts_its_blocks_alone(
+    name: str, blocks: dict[str, str]
+) -> None:
+    """One of Z-Image's counts two lists; Chroma's blocks are counted in what embeds the time."""
+    assert blocks_of(ROWS[name].make().components[_network(name)]) == blocks
+
+
+def _network(name: str) -> str:
+    return "unet" if name.startswith("StableDiffusionXL") else "transformer"
+
+
+def test_a_block_that_comes_to_a_place_of_another_shape_is_refused() -> None:
+    """The last of Mochi's has no text branch."""
+    network = ROWS["MochiPipeline"].make().transformer
+    with pytest.raises(
+        ValueError, match=r"brings block 0 to transformer_blocks\.0, where this net"
+    ):
+        keep_blocks(network, family_named("wan"), blocks_of(network), [0])
+    network = ROWS["MochiPipeline"].make().transformer
+    keep_blocks(network, family_named("wan"), blocks_of(network), [1])
+    assert network.config.num_layers == len(network.transformer_blocks) == 1
 
 
 def test_more_blocks_than_there_are(data: Path) -> None:

@@ -1,7 +1,6 @@
 """FLUX.1: packed latents, T5 without a mask, CLIP for one vector, guidance as an input or none."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,9 +42,6 @@ class Flux(PooledText, PackedTokens):
     )
     max_sequence_length = 512
     longest_sequence = 512
-    blocks: Mapping[str, str] = MappingProxyType(
-        {"transformer_blocks": "num_layers", "single_transformer_blocks": "num_single_layers"}
-    )
     time_embeddings = (
         "timestep_embedder",
         "norm1.linear.bias",

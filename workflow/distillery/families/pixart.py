@@ -1,7 +1,6 @@
 """PixArt-Σ: T5 with an attention mask, and a network that predicts its own variance too."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 
@@ -23,7 +22,6 @@ class PixArt(MaskedText):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 300
     stock_multiple = 8
-    blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     time_embeddings = ("timestep_embedder", "adaln_single.linear", "scale_shift_table")
     interface = (*MaskedText.interface, "caption_channels", "use_additional_conditions")
 

@@ -119,9 +119,6 @@ class Family(Protocol):
     """Text tokens that the stock pipeline pads to by default."""
     longest_sequence: int | None = None
     """The largest `max_sequence_length` that the stock call takes; None: any."""
-    blocks: Mapping[str, str] = MappingProxyType({})
-    """Attributes of the denoiser that list its repeated blocks, in the order they run, to the keys
-    of its configuration that count them. Empty: blocks cannot be dropped one by one."""
     time_embeddings: tuple[str, ...] = ()
     """Parts of names of the denoiser's parameters that turn the time into what its blocks do: the
     layers that embed it, and what each block has of its own. Where a block has a whole matrix for

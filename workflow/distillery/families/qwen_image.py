@@ -1,7 +1,6 @@
 """Qwen-Image: packed latents, and a language model that reads the prompt inside a template."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ class QwenImage(PackedTokens):
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
     longest_sequence = 1024
-    blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     time_embeddings = (
         "timestep_embedder",
         "img_mod.1.bias",

@@ -1,8 +1,7 @@
 """Sana: Gemma reads an instruction before each prompt; latents have a 32nd of the sides."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ class Sana(MaskedText):
     max_sequence_length = 300
     stock_multiple = 32
     starts_in_float32 = True
-    blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     time_embeddings = ("timestep_embedder", "time_embed.linear", "scale_shift_table")
     interface = (*MaskedText.interface, "caption_channels", "guidance_embeds")
 

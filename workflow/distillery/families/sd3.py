@@ -1,7 +1,6 @@
 """SD3 and SD3.5: two CLIP encoders and T5 side by side, and a pooled vector; no mask."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ class Sd3(PooledText):
     may_lack = ("tokenizer_3", "text_encoder_3")
     max_sequence_length = 256
     longest_sequence = 512
-    blocks: Mapping[str, str] = MappingProxyType({"transformer_blocks": "num_layers"})
     time_embeddings = (
         "timestep_embedder",
         "norm1.linear.bias",

@@ -31,7 +31,6 @@ class Wan(Family):
     single_network: Mapping[str, object] = MappingProxyType({"boundary_ratio": None})
     text_components = ("tokenizer", "text_encoder")
     max_sequence_length = 512
-    blocks: Mapping[str, str] = MappingProxyType({"blocks": "num_layers"})
     time_embeddings = ("time_embedder", "time_proj", "scale_shift_table")
     interface = (*Family.interface, "text_dim")
     image = "frames[0][0]"

@@ -110,9 +110,6 @@ def _on_student(config: Config, folder: PipelineFolder) -> Iterator[Note]:
     if not has_levels(scheduler):
         yield error(f"the teacher's scheduler is {type(scheduler).__name__}", ", whose noise "
                     "levels are not known or which draws noise in its steps", ADVICE)  # fmt: skip
-    if config.student.init == "layers":
-        yield error("student.init is layers", " and teacher.trace is set: which of its blocks may "
-                    "go is not known", cure)  # fmt: skip
     if config.student.init == "time_embeddings":
         yield error("student.init is time_embeddings", " and teacher.trace is set: which of its "
                     "weights embed the time is not known", cure)  # fmt: skip

@@ -20,7 +20,7 @@ from distillery.model_folder import (
 )
 from distillery.student.custom_shape import copy_weights, make_shape, read_shape
 from distillery.student.info import StudentInfo
-from distillery.student.layers import average_dropped, keep_blocks, resolve_layers
+from distillery.student.layers import average_dropped, blocks_of, keep_blocks, resolve_layers
 from distillery.student.lora import add_lora, check_lora, count_lora, save_lora
 from distillery.student.start import find_start, told_of_teacher
 from distillery.student.time_embeddings import save_time_embeddings, time_embeddings_of
@@ -99,10 +99,11 @@ def _drop(
 ) -> tuple[int, ...] | None:
     """Drop what is not kept of the teacher, in place; returns the blocks kept of a transformer."""
     if student.unet is None:
-        layers = resolve_layers(student, teacher, family)
+        blocks = blocks_of(teacher)
+        layers = resolve_layers(student, teacher, family, blocks)
         if student.dropped == "average":
-            average_dropped(teacher, family, layers)
-        keep_blocks(teacher, family, layers)
+            average_dropped(teacher, blocks, layers)
+        keep_blocks(teacher, family, blocks, layers)
         return layers
     if not isinstance(teacher, UNet2DConditionModel):
         raise ValueError(
