@@ -70,6 +70,9 @@ def run(folder, tmp_path_factory):
     add_inputs(own / "tiny", own / "photos")
     write_trained(own / "tiny", make_config(), timesteps=(999, 500.5))
     add_previews(own / "tiny", ["eval-00", "eval-01"])
+    card = own / "tiny/student/pipeline/README.md"
+    card.parent.mkdir(parents=True, exist_ok=True)
+    card.write_text("---\nlicense: other\n---\n# tiny\n\n## The right call\n")
     return own / "tiny", own / "photos"
 
 
@@ -128,6 +131,28 @@ def test_the_gallery_has_each_once_beside_its_pages(pages, run):
         assert re.findall("<b>(.*?)</b>", article) == ["input", "teacher", "few", "student"]
 
 
+def test_the_gallerys_viewer_opens_it_in_the_size_of_the_samples(pages, run):
+    gallery = pages[1]
+    for place in ("left", "right"):
+        select = re.search(f'<select id="{place}">(.*?)</select>', gallery)[1]
+        assert select.startswith('<option value="0">teacher'), "what is chosen at first"
+        assert select.endswith('<option value="-1">input</option>')
+    links = re.findall(r'<a href="(inputs/.*?)"><img', gallery)
+    assert len(links) == 24
+    with Image.open(run[0] / "gallery" / links[0]) as opened:
+        assert opened.size == (48, 48)
+
+
+def test_the_cards_strip_has_a_row_of_them(pages, run):
+    given = Image.open(run[1] / "0.png").getpixel((5, 5))
+    with Image.open(run[0] / "report/card/strip.png") as strip:
+        assert strip.height == 4 * 48, "above three models"
+        assert strip.getpixel((5, 5)) == given
+    card = (run[0] / "report/card/README.md").read_text()
+    assert "![input, teacher" in card
+    assert "Rows: input, teacher" in card
+
+
 def test_two_runs_are_compared_beside_it(run, tmp_path):
     other = shutil.copytree(run[0], tmp_path / "other")
     shutil.rmtree(other / "evaluation")
@@ -169,5 +194,6 @@ def test_pages_of_a_run_without_have_no_word_of_them(written, folder):
     for text in (written[0], gallery):
         assert not inputs_on(text)
         assert "<b>input</b>" not in text
+    assert "-1" not in re.search('<select id="left">(.*?)</select>', gallery)[1]
     assert "--columns: 4" in written[0]
     assert "--columns: 4" in gallery

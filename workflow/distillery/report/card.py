@@ -13,6 +13,7 @@ from PIL import Image
 
 from distillery.files import atomic_path, write_text
 from distillery.images import frames_of, thin_out
+from distillery.input_images import own_images
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
 from distillery.report.image_grid import NUM_LEADING, spread
@@ -48,8 +49,10 @@ def write_card(
     first = samples[models[0]]
     rows = spread(range(len(first.table)), NUM_LEADING // len(stills_of(first)))
     folder.mkdir(parents=True, exist_ok=True)
+    inputs = read_inputs(first, rows)
     with atomic_path(folder / STRIP) as temporary:
-        draw_strip([samples[name] for name in models], rows).save(temporary, format="PNG")
+        strip = draw_strip([samples[name] for name in models], rows, inputs)
+        strip.save(temporary, format="PNG")
     card = ModelCard(pipeline_card.read_text(encoding="utf-8"))
     data: Any = card.data
     data.model_name = str(card.text).strip().splitlines()[0].removeprefix("# ")
@@ -57,9 +60,10 @@ def write_card(
     calls = ", ".join(
         f"{roles.label(name)} ({samples[name].network_calls} network calls)" for name in models
     )
+    given = ["input"] if inputs else []
     sections = [
-        "## What it draws", "", f"![{', '.join(labels)}]({STRIP})", "",
-        f"Rows: {calls}. {_columns(first, len(rows))}", "",
+        "## What it draws", "", f"![{', '.join([*given, *labels])}]({STRIP})", "",
+        f"Rows: {', '.join([*given, calls])}. {_columns(first, len(rows))}", "",
         "## How good it is", "", *_paragraphs(claims), *_table(table, models, roles), "",
         f"{quality['num_prompts']} held-out prompts, intervals of 95 %; judge: "
         f"{quality['judge']}.", "", "",
@@ -69,14 +73,29 @@ def write_card(
     write_text(folder / "README.md", f"{str(card).rstrip()}\n{mark}")
 
 
-def draw_strip(models: Sequence[ModelSamples], rows: Sequence[int]) -> Image.Image:
-    """A row of images for each model, of the same samples; of clips some frames of each."""
+def read_inputs(model: ModelSamples, rows: Sequence[int]) -> list[Image.Image]:
+    """The images beside the prompts of some rows; none where one is gone or has changed."""
+    images = own_images(model.table.iloc[list(rows)])
+    try:
+        return [image.open() for image in images if image is not None]
+    except (OSError, ValueError):
+        return []
+
+
+def draw_strip(
+    models: Sequence[ModelSamples], rows: Sequence[int], inputs: Sequence[Image.Image] = ()
+) -> Image.Image:
+    """A row of images for each model, of the same samples; of clips some frames of each. Above them
+    the input images, each over the first frame of what was made from it."""
     images = [[frame for row in rows for frame in _read_stills(model, row)] for model in models]
     width, height = images[0][0].size
     share = min(1.0, STRIP_PX / max(width, height))
     size = max(1, round(width * share)), max(1, round(height * share))
-    strip = Image.new("RGB", (size[0] * len(images[0]), size[1] * len(models)))
-    for y, line in enumerate(images):
+    blank = Image.new("RGB", size, "white")
+    beside = [blank] * (len(stills_of(models[0])) - 1)
+    above = [[it for given in inputs for it in (given, *beside)]] if inputs else []
+    strip = Image.new("RGB", (size[0] * len(images[0]), size[1] * len([*above, *images])))
+    for y, line in enumerate([*above, *images]):
         for x, image in enumerate(line):
             strip.paste(image.resize(size, Image.Resampling.LANCZOS), (x * size[0], y * size[1]))
     return strip

@@ -30,6 +30,8 @@ CLIPS_PER_PAGE = 40
 SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.sorts}
 """Columns of the scores by which samples can be sorted, and their names on the page."""
 DIGITS = 4
+VIEWER_PX = 4096
+"""Width of the image beside a prompt, at most: it can be enlarged as the samples can."""
 INPUTS = "inputs"
 """Folder beside the pages, of the images beside prompts: pages still have them where results are
 moved."""
@@ -142,7 +144,7 @@ def write_inputs(images: Sequence[InputImage | None], gallery: Path) -> list[Giv
     """Write each image once, and say for all of them where it is."""
 
     def write(image: InputImage) -> Given:
-        found = read_input(image)
+        found = read_input(image, VIEWER_PX)
         if found.lost:
             return Given("", found.lost)
         file = f"{INPUTS}/{image.sha256}.webp"

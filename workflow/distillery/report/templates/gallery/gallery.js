@@ -1,7 +1,10 @@
 // Filter, sort and enlarge. The page is whole without it: this draws the same samples anew.
 const at = (id) => document.getElementById(id);
 const { models, scored, rows, perPage } = GALLERY;
-const url = (row, model) => `${models[model].folder}/${row[3][model][0].split("/").map(encodeURIComponent).join("/")}`;
+// Of the image beside a prompt, in the place of a model's number.
+const INPUT = -1;
+const nameOf = (model) => (model === INPUT ? "input" : models[model].name);
+const url = (row, model) => (model === INPUT ? row[5][0] || "data:," : `${models[model].folder}/${row[3][model][0].split("/").map(encodeURIComponent).join("/")}`);
 const titles = Object.fromEntries([...(at("score")?.options ?? [])].map((it) => [it.value, it.text]));
 let shown = rows;
 let opened = 0;
@@ -26,18 +29,24 @@ function figure(row, place, model) {
 }
 
 // The image beside the prompt, or what has become of its file.
-function input(row) {
+function input(row, place) {
   const [file, lost] = row[5];
-  const shown = lost
-    ? element("span", { className: "lost", textContent: lost })
-    : element("img", { loading: "lazy", src: file, alt: `input: ${row[2]}` });
+  if (lost) return inputFigure(element("span", { className: "lost", textContent: lost }));
+  const image = element("img", { loading: "lazy", src: file, alt: `input: ${row[2]}` });
+  const link = element("a", { href: file }, image);
+  link.dataset.place = place;
+  link.dataset.model = INPUT;
+  return inputFigure(link);
+}
+
+function inputFigure(shown) {
   return element("figure", {}, shown, element("figcaption", {}, element("b", { textContent: "input" })));
 }
 
 function article(row, place) {
   const head = element("h2", { textContent: `${row[2]} ` }, element("small", { textContent: `${row[0]}/${row[1]}` }));
   const shots = models.map((_, model) => figure(row, place, model));
-  const strip = element("div", { className: "strip" }, ...(row[5] ? [input(row)] : []), ...shots);
+  const strip = element("div", { className: "strip" }, ...(row[5] ? [input(row, place)] : []), ...shots);
   return element("article", {}, head, strip);
 }
 
@@ -90,8 +99,8 @@ function open(place) {
   const [left, right] = [Number(at("left").value), Number(at("right").value)];
   at("over").src = url(row, left);
   at("under").src = url(row, right);
-  at("over").alt = `left, ${models[left].name}: ${row[2]}`;
-  at("under").alt = `right, ${models[right].name}: ${row[2]}`;
+  at("over").alt = `left, ${nameOf(left)}: ${row[2]}`;
+  at("under").alt = `right, ${nameOf(right)}: ${row[2]}`;
   at("caption").textContent = `${row[2]} (${row[0]}/${row[1]}, ${opened + 1} of ${shown.length})`;
   at("previous").disabled = opened === 0;
   at("next").disabled = opened === shown.length - 1;
@@ -109,8 +118,9 @@ at("samples").addEventListener("click", (event) => {
   const link = event.target.closest("a");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
-  // The one on the left stays, as what all are compared with.
-  if (link.dataset.model !== at("left").value) at("right").value = link.dataset.model;
+  // The one on the left stays, as what all are compared with; what was given comes there itself.
+  if (link.dataset.model === String(INPUT)) at("left").value = INPUT;
+  else if (link.dataset.model !== at("left").value) at("right").value = link.dataset.model;
   open(Number(link.dataset.place));
 });
 for (const id of ["left", "right"]) at(id).addEventListener("change", () => open(opened));
