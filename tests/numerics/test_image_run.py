@@ -141,3 +141,16 @@ def test_what_encodes_images_decides_the_embeddings(run: Run) -> None:
         == EmbeddingStore(run.embeddings("train"), read_table(run.prompts("train"))).recipe_hash
     )
     assert recipes[0].hash != recipes[1].hash
+
+
+def test_only_images_that_were_once_rounded_otherwise_are_read_again(run: Run) -> None:
+    """Those of bfloat16 beside a VAE in float32, where the call rounds images at all."""
+    job = run.job("embeddings", EmbeddingsJob)
+    folder = find_teacher(job.teacher)
+    low = job.teacher.model_copy(update={"dtype": "bfloat16"})
+    recipes = [
+        embeddings_recipe(job.model_copy(update={"teacher": it}), folder)
+        for it in (job.teacher, low)
+    ]
+    is_same = recipes[0].images == recipes[1].images
+    assert is_same == (folder.class_name == "WanImageToVideoPipeline")

@@ -38,6 +38,9 @@ from distillery.teacher.loading import load_encoders, load_teacher
 from distillery.teacher.tokenizers import check_tokenizers, check_told_apart, tokenizers_of
 from distillery.telemetry import Reporter
 
+UNROUNDED = ("WanImageToVideoPipeline",)
+"""Classes whose call reads its image in float32, whatever the teacher's type."""
+
 
 def embeddings_recipe(job: EmbeddingsJob, folder: PipelineFolder) -> EmbeddingsRecipe:
     """Everything that an embedding depends on beside its text."""
@@ -69,7 +72,14 @@ def _images_hash(teacher: Teacher, folder: PipelineFolder) -> str:
             "size": [teacher.height, teacher.width, teacher.num_frames],
             "trace": teacher.trace.model_dump(mode="json") if teacher.trace else None,
         }
+        | ({"rounded": "as the stock call"} if _is_rounded(teacher, folder) else {})
     )
+
+
+def _is_rounded(teacher: Teacher, folder: PipelineFolder) -> bool:
+    """Whether the call rounds an image between the type of its states and the VAE's; what was
+    stored of such images was once rounded otherwise."""
+    return teacher.dtype != teacher.vae_dtype and folder.class_name not in UNROUNDED
 
 
 def check_texts(
