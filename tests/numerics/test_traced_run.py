@@ -22,7 +22,11 @@ from distillery.families.recording import leaves
 from distillery.families.traced import Traced
 from distillery.files import read_json, read_sealed
 from distillery.generation.embeddings import embeddings_recipe
+from distillery.generation.targets import DrawnNoise
 from distillery.generation.teacher_walk import TeacherWalk
+from distillery.generation.trajectory import record
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
 from distillery.planning.solver import solver_facts
 from distillery.planning.what_runs import latent_elements
 from distillery.store.embeddings import EmbeddingStore
@@ -41,8 +45,10 @@ from traced.whole import (
     off_images,
     off_trajectories,
     stock,
+    stock_teacher,
     traced_run,
 )
+from training_phases import phases
 
 SDXL = next(case for case in CASES if case.name == "sdxl")
 EXPANDED = "WanPipeline with a time of each token"
@@ -94,6 +100,28 @@ def test_trajectories_are_those_of_the_stock_call(run: Run) -> None:
 def test_images_are_those_of_the_stock_calls(run: Run, model: str) -> None:
     """The teacher's with guidance; the student's as its card calls it."""
     assert off_images(run, model) <= 1
+
+
+def test_noise_is_drawn_as_the_stock_call_draws_it(run: Run) -> None:
+    job = run.job("targets", TargetsJob)
+    store = TrajectoryStore(run.files.targets)
+    noise = DrawnNoise(job, read_table(run.prompts("train")), store.recipe.embeddings)
+    for row in (0, 5):
+        assert noise.states(row, 0, 0)[0].equal(store.states(row, 0, 1)[0])
+
+
+def test_the_vae_is_given_what_the_stock_call_gives_it(run: Run) -> None:
+    """HunyuanVideo 1.5's decoder is asked of clips one by one, of which the first is seen."""
+    family, pipeline = PipelineFolder(run.files.student("pipeline")).family, stock_teacher(run)
+    given: list[torch.Tensor] = []
+    decode = pipeline.vae.decode
+    pipeline.vae.decode = lambda it, **rest: (given.append(it.clone()), decode(it, **rest))[1]
+    called = arguments(run, "the bird", 1, 1.0, 4)
+    with record(pipeline.scheduler, [4]) as trajectory, torch.no_grad():
+        pipeline(**called, output_type="pt")
+    size = Size.of(run.config.teacher)
+    found = family.vae_input(trajectory.states[4], Setting(size, 1.0), pipeline.vae.config)
+    torch.testing.assert_close(found, given[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_walk_from_a_stored_state_leads_to_the_next(run: Run) -> None:
@@ -174,6 +202,20 @@ def test_a_student_of_fewer_blocks_is_its_exported_pipeline(
     assert off_images(run, "student") <= 1
     network = stock(pipeline).components["unet" if "unet" in student else "transformer"]
     assert dict(network.config) | changed == dict(network.config)
+
+
+@pytest.mark.parametrize("name", ["ZImagePipeline", "Flux2KleinPipeline"])
+def test_a_training_needs_nothing_stored_and_sees_what_is_decoded(
+    name: str, tmp_path: Path
+) -> None:
+    training = {"phases": phases(online=8, rollouts={"samples": 8, "perceptual_weight": 0.1})}
+    run = traced_run(name, tmp_path, training=training)
+    make_plan(STAGES, run.config, run.files.plan)
+    run.encode("train")
+    run.train_and_export()
+    losses = pd.read_parquet(run.files.loss)
+    assert losses["loss"].between(1e-6, 100).all()
+    assert not run.files.targets.exists()
 
 
 @pytest.mark.parametrize("name", ["ZImagePipeline", "Flux2KleinPipeline"])

@@ -16,7 +16,6 @@ from distillery.stage import everything
 from runs import make_run, settings
 from traced.pictured import add_images
 from traced.walk import text_classes
-from training_phases import phases
 
 OFF = {"unguided": {"guidance_scale": 1.0}}
 
@@ -78,14 +77,6 @@ def test_only_a_traced_run_has_a_signature(unknown: Path, tmp_path: Path) -> Non
         ({"teacher": {"trace": {"unguided": {"prompt": "x"}}}}, r"unguided\.prompt: other keys"),
         ({"teacher": {"trace": {"unguided": {"guidance_scale": "no"}}}}, "is the guidance scale"),
         ({"student": {"init": "time_embeddings"}}, "which of its weights embed the time is not"),
-        (
-            {"training": {"phases": phases(rollouts={"samples": 8, "perceptual_weight": 0.1})}},
-            "perceptual_weight and teacher.trace is set",
-        ),
-        (
-            {"training": {"phases": phases(stored=8, online={"samples": 8})}},
-            "learn: online and teacher.trace is set",
-        ),
         ({"teacher": {"trace": OFF | {"image": "photo"}}}, r"image is 'photo': the call of"),
         ({"teacher": {"trace": OFF | {"image": "prompt"}}}, r"image is 'prompt': other keys"),
         (

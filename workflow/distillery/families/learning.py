@@ -15,8 +15,9 @@ from distillery.families.beginning import beginning
 from distillery.families.encodings import PROMPT, TEXTS, Encodings, Learner
 from distillery.families.learnt import Learnt
 from distillery.families.of_images import check_reads_no_image, with_images
-from distillery.families.proofs import ALIKE, Proof, Subject, distance, prove, tried, without
+from distillery.families.proofs import ALIKE, LOW, Proof, Subject, distance, prove, tried, without
 from distillery.families.protocol import Conditioning, Pipeline, Request, Setting, as_annotated
+from distillery.families.rearranged import Rearranged, draw, learn_moves, learn_noise
 from distillery.families.recording import (
     NetworkCall,
     Step,
@@ -266,6 +267,8 @@ class _Learning:
             prompt_bytes=max(sum(part.nbytes for part in text.values()) for text in parts),
             image=image,
             clip=image.removesuffix("[0]") if self.frames else None,
+            drawn=self._drawn(steps),
+            decoded=self._decoded(names, encodings, prompts, steps[0].state.shape[1:]),
         )
 
     def _walk(self, signature: Signature, steps: int) -> list[Step]:
@@ -325,6 +328,84 @@ class _Learning:
         result = self.pipeline(**arguments)
         images_of(result[0], self.terms.size)
         return "frames[0][0]" if "frames" in result else "images[0]"
+
+    def _drawn(self, steps: Sequence[Step]) -> Rearranged | None:
+        """How the states that these steps begin with are made of noise."""
+        original = self.pipeline.prepare_latents
+        begun: list[tuple[torch.Tensor, float]] = []
+
+        @wraps(original)
+        def prepare_latents(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            state = made[0] if isinstance(made, tuple) else made
+            begun.append((state[0], float(getattr(self.pipeline.scheduler, "init_noise_sigma", 1))))
+            raise _EnoughError
+
+        def begin(seed: int) -> tuple[torch.Tensor, float]:
+            asked = {"prompt": list(TEXTS[:1]), "generator": [torch.Generator().manual_seed(seed)]}
+            with (
+                suppress(_EnoughError),
+                with_methods(self.pipeline, prepare_latents=prepare_latents),
+            ):
+                self.pipeline(**self.call(False, 1) | asked)
+            return begun[-1]
+
+        found = learn_noise(begin)
+        if found is None:
+            return None
+        state = steps[0].state
+        drawn = draw(found, range(len(TEXTS))) * begun[-1][1]
+        return found if drawn.to(state).equal(state) else None
+
+    def _decoded(
+        self,
+        names: Sequence[str],
+        encodings: Encodings,
+        prompts: Conditioning,
+        shape: Sequence[int],
+    ) -> Rearranged | None:
+        """What becomes of the last state before the VAE decodes it."""
+        pipeline, vae = self.pipeline, getattr(self.pipeline, "vae", None)
+        if vae is None or not hasattr(getattr(vae, "decoder", None), "up_blocks"):
+            return None
+        step = pipeline.scheduler.step
+        given: list[torch.Tensor] = []
+
+        def decode(latents: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("generator", None)
+            if all(it is None or it is False for it in (*args, *kwargs.values())):
+                given.append(latents)
+            raise _EnoughError
+
+        def moved(state: torch.Tensor) -> torch.Tensor:
+            @wraps(step)
+            def ends_so(*args: Any, **kwargs: Any) -> Any:
+                result = step(*args, **kwargs)
+                end = state.to(pipeline._execution_device)
+                return (end, *result[1:]) if isinstance(result, tuple) else {"prev_sample": end}
+
+            given.clear()
+            arguments = {**self.call(False, 1), "prompt": list(TEXTS[:1]), "output_type": "pt"}
+            with ExitStack() as stack:
+                for name in names:
+                    network = getattr(pipeline, name)
+                    forward = _once(network, self._given[name])
+                    stack.enter_context(with_methods(network, forward=forward))
+                stack.enter_context(with_methods(pipeline.scheduler, step=ends_so))
+                stack.enter_context(with_methods(vae, decode=decode))
+                stack.enter_context(encodings.given(pipeline, False, {PROMPT: prompts}))
+                stack.enter_context(suppress(_EnoughError))
+                pipeline(**arguments)
+            return given[0]
+
+        try:
+            found = learn_moves(moved, shape)
+            sample = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+            expected = moved(sample).cpu()
+        except Exception:  # whatever a pipeline raises: most runs do not need it
+            return None
+        limit = ALIKE if expected.dtype == torch.float32 else LOW
+        return found if found and distance(found.of(sample), expected) <= limit else None
 
     def _begun_again(self, steps: Sequence[Step]) -> float:
         """How far a call comes from these steps that begins with their state and has other
@@ -408,6 +489,10 @@ class _Learning:
         )
         for attempt, (claim, meaning) in zip(attempts, STORED, strict=False):
             yield tried(attempt, claim, ALIKE, meaning, signature.dtype)
+
+
+class _EnoughError(Exception):
+    """A call has told what was asked."""
 
 
 def _rows(call: NetworkCall, signature: Signature) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from distillery.families.encodings import Asked, Encodings, Reading, Slot
 from distillery.families.of_images import Beside, ImageEncodings
+from distillery.families.rearranged import Rearranged
 from distillery.families.size import Size
 from distillery.families.tracing import Entry, Exit, LateEntry, Signature
 
@@ -40,6 +41,8 @@ class Learnt:
         prompt_bytes: that are stored of a prompt.
         image: where a call's result has the image, e.g. `images[0]`.
         clip: where it has a clip's frames; None: it has none.
+        drawn: how a state is made of noise; None: not known.
+        decoded: what becomes of a state before its VAE decodes it; None: not known.
     """
 
     pipeline_class: str
@@ -60,6 +63,8 @@ class Learnt:
     prompt_bytes: int
     image: str
     clip: str | None
+    drawn: Rearranged | None = None
+    decoded: Rearranged | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
@@ -84,7 +89,7 @@ RECORDS = {
     it.__name__: it
     for it in (
         *(Learnt, Signature, Entry, Exit, Encodings, Asked, Reading, Slot, Size),
-        *(ImageEncodings, Beside, LateEntry),
+        *(ImageEncodings, Beside, LateEntry, Rearranged),
     )
 }
 KIND = "kind"
@@ -95,7 +100,10 @@ def to_json(value: Any) -> Any:
     """A value with tensors, tuples, types and records as JSON."""
     if is_dataclass(value):
         kind = type(value).__name__
-        return {KIND: kind} | {it.name: to_json(getattr(value, it.name)) for it in fields(value)}
+        own = ((it, getattr(value, it.name)) for it in fields(value))
+        # What was learnt before there was such a field is the same as it was.
+        written = {it.name: to_json(item) for it, item in own if item is not None or it.default}
+        return {KIND: kind} | written
     if isinstance(value, torch.Tensor):
         return {KIND: "tensor", "value": _packed(value), "dtype": _name(value.dtype),
                 "shape": list(value.shape)}  # fmt: skip
@@ -124,7 +132,8 @@ def from_json(raw: Any) -> Any:
     kind = raw[KIND]
     if kind in RECORDS:
         record = RECORDS[kind]
-        return record(**{it.name: from_json(raw[it.name]) for it in fields(record)})
+        known = {name: from_json(item) for name, item in raw.items() if name != KIND}
+        return record(**known)
     return READERS[kind](raw)
 
 

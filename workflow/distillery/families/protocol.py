@@ -267,6 +267,12 @@ class Family(Protocol):
         """A sampler's latents (b, *latent) in the shape that the VAE takes, (b, c, ...)."""
         return latents
 
+    def vae_input(
+        self, latents: torch.Tensor, setting: Setting, vae_config: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """A sampler's latents (b, *latent) as the stock call gives them to the VAE."""
+        return denormalised(self.vae_latents(latents, setting), vae_config)
+
     def latents_of(self, states: torch.Tensor) -> torch.Tensor:
         """The latents (b, *latent) that a scheduler's states are, where a pipeline hands them to it
         in another layout."""
@@ -338,6 +344,19 @@ class Family(Protocol):
         """`predict` for a step that ends at the timesteps `until` (b,), which only the networks of
         flow maps are told."""
         return self.predict(denoiser, noisy, timestep, conditioning, setting)
+
+
+def denormalised(latents: torch.Tensor, config: Mapping[str, Any]) -> torch.Tensor:
+    """Latents (b, c, ...) as the VAE made them, by its configuration, as stock pipelines do it."""
+    scale = config.get("scaling_factor", None) or 1.0
+    shift = config.get("shift_factor", None) or 0.0
+    mean, std = config.get("latents_mean", None), config.get("latents_std", None)
+    if mean is None or std is None:
+        return latents / scale + shift
+    shape = (1, -1, *[1] * (latents.ndim - 2))
+    return latents * latents.new_tensor(std).view(shape) / scale + latents.new_tensor(mean).view(
+        shape
+    )
 
 
 def as_annotated(pipeline: Pipeline, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from distillery.families.protocol import (
     Setting,
     as_annotated,
 )
+from distillery.families.rearranged import draw
 from distillery.families.recording import cut
 from distillery.families.size import Size
 from distillery.families.text import TEXT, Reader, on
@@ -41,10 +42,7 @@ NEAR = 1e-4
 
 
 class Traced(Family):
-    """A family made of what was learnt, with the defaults of the protocol for what was not.
-
-    Blocks cannot be dropped, and no loss is taken of decoded images: nothing is known of either.
-    """
+    """A family made of what was learnt, with the defaults of the protocol for what was not."""
 
     name = TRACED
     casts_latents = False
@@ -147,11 +145,9 @@ class Traced(Family):
         return self.learnt.latent_shape
 
     def noise(self, pipeline: Pipeline, seeds: Sequence[int], setting: Setting) -> torch.Tensor:
-        """Not without a call, which draws it: see `generate`."""
-        raise ValueError(
-            "the noise of a traced pipeline is drawn by its own calls: training.phases that learn "
-            "online alone need a family with an adapter"
-        )
+        """As it was seen to be drawn."""
+        assert self.learnt.drawn is not None, "the plan refuses what needs it"
+        return draw(self.learnt.drawn, seeds)
 
     def set_timesteps(
         self, scheduler: Scheduler, steps: int, latent_shape: tuple[int, ...]
@@ -181,12 +177,12 @@ class Traced(Family):
         rounded = torch.stack([each.reshape(-1)[0] for each in clocks]).to(device)
         return rounded[(float32_timestep.unsqueeze(-1) - exact).abs().argmin(-1)]
 
-    def vae_latents(self, latents: torch.Tensor, setting: Setting) -> torch.Tensor:
-        """Not known: raises ValueError."""
-        raise ValueError(
-            "how a traced pipeline scales its latents for the VAE is not known: perceptual_weight "
-            "needs a family with an adapter"
-        )
+    def vae_input(
+        self, latents: torch.Tensor, setting: Setting, vae_config: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """As it was seen to be given."""
+        assert self.learnt.decoded is not None, "the plan refuses what needs it"
+        return self.learnt.decoded.of(latents)
 
     def _is_guided(self, scale: float) -> bool:
         return scale > 1.0 and bool(self.learnt.unguided)

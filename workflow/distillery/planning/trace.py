@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 
 from distillery.config.run import Config, RunConfig
-from distillery.config.ways import Online
 from distillery.families import FAMILIES
 from distillery.input_images import IMAGE, SHA256
 from distillery.notes import Note, advice, error
@@ -116,9 +115,14 @@ def _on_student(config: Config, folder: PipelineFolder) -> Iterator[Note]:
     if config.student.is_flow_map and folder.is_to_be_learnt:
         yield error("student.init is flow_map", " and teacher.trace is set: Diffusers has a "
                     "network with a second time for Wan alone", "use init: teacher")  # fmt: skip
-    if training.of(Online):
-        yield error("training.phases has learn: online", " and teacher.trace is set: noise is "
-                    "drawn by the teacher's own calls alone", cure)  # fmt: skip
-    if any(getattr(phase, "perceptual_weight", 0) for phase in training.phases):
-        yield error("training.phases has perceptual_weight", " and teacher.trace is set: how its "
-                    "latents are scaled for the VAE is not known", cure)  # fmt: skip
+    if folder.is_to_be_learnt:
+        return
+    learnt = folder.family.learnt  # type: ignore[attr-defined]
+    if not training.reads_trajectories and learnt.drawn is None:
+        yield error("training.phases learns from nothing that is stored", " and the first job saw "
+                    "no way from its seeds' noise to a call's first state",
+                    "let the first phase learn: stored")  # fmt: skip
+    if training.decodes and learnt.decoded is None:
+        yield error("training.phases has perceptual_weight", " and the first job saw no way from "
+                    "a state to what the VAE decodes: the call does more than scale, shift and "
+                    "order its numbers, or the VAE's decoder has no up_blocks", cure)  # fmt: skip

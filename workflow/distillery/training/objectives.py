@@ -298,24 +298,9 @@ class PerceptualLoss:
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """The images (b, 3, ...) in [-1, 1] of a sampler's latents (b, *latent)."""
-        packed = self.family.vae_latents(latents, self.setting)
-        decoded: torch.Tensor = self.vae.decode(
-            denormalised(packed, self.vae.config), return_dict=False
-        )[0]
+        given = self.family.vae_input(latents, self.setting, self.vae.config)
+        decoded: torch.Tensor = self.vae.decode(given, return_dict=False)[0]
         return decoded
-
-
-def denormalised(latents: torch.Tensor, config: Any) -> torch.Tensor:
-    """Latents (b, c, ...) as the VAE made them, by its configuration, as stock pipelines do it."""
-    scale = config.get("scaling_factor", None) or 1.0
-    shift = config.get("shift_factor", None) or 0.0
-    mean, std = config.get("latents_mean", None), config.get("latents_std", None)
-    if mean is None or std is None:
-        return latents / scale + shift
-    shape = (1, -1, *[1] * (latents.ndim - 2))
-    return latents * latents.new_tensor(std).view(shape) / scale + latents.new_tensor(mean).view(
-        shape
-    )
 
 
 def load_perceptual(
