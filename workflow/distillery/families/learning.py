@@ -434,7 +434,6 @@ class _Learning:
             texts = [{**text, **images[0]} for text in texts]
             negative |= family.encode_image(self.pipeline, None)
         conditioning = family.pad(texts, 0)
-        dtype = steps[0].state.dtype
 
         def drawn(is_guided: bool) -> float:
             scale = learnt.guidance_scale if is_guided or not learnt.unguided else 1.0
@@ -445,7 +444,7 @@ class _Learning:
                 steps=STEPS,
                 setting=Setting(learnt.size, scale),
                 decode=False,
-                dtype=dtype,
+                dtype=signature.dtype,  # of prompts: a call may hold its states in float32
                 further=self.terms.further if is_guided else {},
                 image=self.images[0] if argument else None,
             )
