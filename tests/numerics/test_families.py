@@ -14,7 +14,7 @@ import torch
 
 from distillery.families import Setting, family_named, grid_of
 from distillery.families.recording import NetworkCall, Step, trace, watched
-from distillery.families.text import check_lengths
+from distillery.families.text import check_lengths, find_cut, find_long
 from distillery.generation.trajectory import record
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
@@ -252,6 +252,14 @@ def test_a_prompt_over_the_limit_is_named_with_what_would_be_cut(subject: Subjec
     check_lengths(readers, ["a dog"])
     with pytest.raises(ValueError, match=r"would lose '.*zebra"):
         check_lengths(readers, ["a dog", "dog " * limit + "zebra"])
+
+
+def test_a_prompt_is_long_where_its_tokens_are_more_than_are_kept(subject: Subject) -> None:
+    for reader in subject.family.readers(subject.pipeline, subject.case.length):
+        texts = [sign * number for sign in "z~é" for number in range(reader.limit + 3)]
+        cut = [text for text in texts if find_cut(reader, text) is not None]
+        assert cut
+        assert find_long(reader, texts) == cut
 
 
 def hide_masked(arguments: dict[str, Any], masks: Mapping[str, str]) -> dict[str, Any]:
