@@ -11,6 +11,7 @@ from pathlib import Path
 from distillery.config.jobs import read_config
 from distillery.config.run import parse_config
 from distillery.files import read_json
+from distillery.importing import importing
 from distillery.stage import Stage, asked_for
 
 STAGE: Stage = Stage(name="plan", keys=asked_for)
@@ -21,9 +22,11 @@ def main(argv: list[str] | None = None) -> int:
     from distillery.cli import logged_parser
     from distillery.pipeline import STAGES
     from distillery.planning.page import page_of
-    from distillery.planning.plan import make_plan
     from distillery.planning.text import print_page
     from distillery.telemetry import explain_errors
+
+    with importing():
+        from distillery.planning.plan import make_plan
 
     parser = logged_parser(__doc__)
     given = parser.add_mutually_exclusive_group(required=True)

@@ -22,6 +22,7 @@ import os
 
 from distillery.config.run import Config
 from distillery.config.ways import TRAINING_PASSES
+from distillery.importing import importing
 from distillery.planning.passes import finish_passes
 from distillery.stage import Calls, Key, Passes, Stage, named, one, rounds, to_train
 
@@ -65,12 +66,13 @@ BEFORE_ROUND: Stage = Stage(
 
 def main(argv: list[str] | None = None) -> int:
     """Train; returns 0, 75 after a signal, or an error's status."""
-    from distillery import cli
-    from distillery.telemetry import explain_errors, loaded_for_s
-    from distillery.training import distributed
-    from distillery.training.health import EXIT_INTERRUPTED, StopRequest
-    from distillery.training.loop import train_here
-    from distillery.training.nodes import check_seen
+    with importing():
+        from distillery import cli
+        from distillery.telemetry import explain_errors, loaded_for_s
+        from distillery.training import distributed
+        from distillery.training.health import EXIT_INTERRUPTED, StopRequest
+        from distillery.training.loop import train_here
+        from distillery.training.nodes import check_seen
 
     distributed.die_with_launcher(os.environ)
     arguments = cli.parser_of(train_here, __doc__, computes=True).parse_args(argv)

@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from PIL import Image, ImageDraw, ImageFont, ImageSequence, PngImagePlugin
 
 from distillery.config.teacher import FPS
 from distillery.files import atomic_path
 from distillery.locks import alone, quiet
+
+if TYPE_CHECKING:
+    import torch
 
 Item = TypeVar("Item")
 Pixels = npt.NDArray[np.uint8]
@@ -24,9 +26,9 @@ NUM_FRAMES = "num_frames"
 """Text in the PNG of a clip."""
 
 
-def as_bytes(images: torch.Tensor) -> torch.Tensor:
+def as_bytes(images: "torch.Tensor") -> "torch.Tensor":
     """(..., 3, h, w) in [0, 1] to (..., h, w, 3) uint8, rounded as `numpy_to_pil` of Diffusers."""
-    return (images.float() * 255).round().to(torch.uint8).movedim(-3, -1).contiguous()
+    return (images.float() * 255).round().byte().movedim(-3, -1).contiguous()
 
 
 def write_png(path: Path, image: Pixels, texts: Mapping[str, str], fps: int = FPS) -> None:

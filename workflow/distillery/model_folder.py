@@ -8,12 +8,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
 
-from distillery.families.protocol import Denoiser
 from distillery.files import (
     JsonObject,
     hash_files,
@@ -24,6 +22,12 @@ from distillery.files import (
     write_json,
     write_sealed,
 )
+from distillery.importing import imported
+
+if TYPE_CHECKING:
+    import torch
+
+    from distillery.families.protocol import Denoiser
 
 CONFIG = "config.json"
 METADATA = "distillery.json"
@@ -35,7 +39,7 @@ LINKED_BYTES = 1 << 20
 """Files of this size or more become hard links where they can; people edit the small ones."""
 
 
-def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) -> Denoiser:
+def load_denoiser(folder: Path, dtype: "torch.dtype", variant: str | None = None) -> "Denoiser":
     """Load a Diffusers model, on the CPU and in evaluation mode; `variant` names a set of weights.
 
     Modules that the model's class keeps in float32 stay in float32, as in the stock pipeline.
@@ -43,29 +47,29 @@ def load_denoiser(folder: Path, dtype: torch.dtype, variant: str | None = None) 
     Raises:
         FileNotFoundError: there is no model in the folder.
     """
-    import diffusers
+    import torch
 
     _check_there(folder)
-    denoiser = diffusers.AutoModel.from_pretrained(
+    denoiser = imported("diffusers", "AutoModel").from_pretrained(
         str(folder), dtype=dtype, variant=variant, local_files_only=True
     )
     assert isinstance(denoiser, torch.nn.Module)
     return denoiser
 
 
-def load_denoiser_skeleton(folder: Path) -> Denoiser:
+def load_denoiser_skeleton(folder: Path) -> "Denoiser":
     """A Diffusers model with its shapes but without its weights, on the meta device."""
-    import diffusers
+    import torch
 
     _check_there(folder)
-    model = getattr(diffusers, read_json(folder / CONFIG)["_class_name"])
+    model = imported("diffusers", read_json(folder / CONFIG)["_class_name"])
     with torch.device("meta"):
         denoiser = model.from_config(model.load_config(str(folder)))
     assert isinstance(denoiser, torch.nn.Module)
     return denoiser
 
 
-def save_denoiser(denoiser: Denoiser, folder: Path) -> None:
+def save_denoiser(denoiser: "Denoiser", folder: Path) -> None:
     """Write a Diffusers model folder; not atomic, so give it a temporary path.
 
     Diffusers notes in config.json where a model was loaded from; that is left out, or equal weights

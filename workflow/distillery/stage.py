@@ -6,11 +6,11 @@ in every job too, so nothing heavy is imported here or there: a stage names what
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from distillery.config.run import Config, RunConfig
+from distillery.importing import imported
 from distillery.run_folder import RunFolder
 
 Key = Mapping[str, str]
@@ -125,7 +125,7 @@ class Stage:
     def function(self) -> Callable[..., object]:
         """What one job does; importing it takes seconds."""
         module, _, name = self.makes.partition(":")
-        made: Callable[..., object] = getattr(import_module(module), name)
+        made: Callable[..., object] = imported(module, name)
         return made
 
 

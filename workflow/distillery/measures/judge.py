@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from distillery.files import could_be_hub_id, read_json
 from distillery.hub import check_reachable, explain_hub, explain_missing
+from distillery.importing import importing
 from distillery.measures.intervals import FloatArray
 from distillery.measures.vision import BATCH_SIZE, VisionModel, as_array, in_batches
 
@@ -67,7 +68,8 @@ def load_judge(judge: str, device: torch.device, key: str = KEY) -> Judge:
         ValueError: there is no such folder, or it does not hold a CLIP model with its processor;
             or its weights are damaged, or a pickle that could run code.
     """
-    from transformers import CLIPConfig, CLIPModel, CLIPProcessor  # heavy, and needed only here
+    with importing():
+        from transformers import CLIPConfig, CLIPModel, CLIPProcessor
 
     _check_exists(judge, key)
     try:

@@ -9,13 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from distillery.files import atomic_path, canonical_json
+
+if TYPE_CHECKING:
+    import torch
 
 HEADER = "distillery"
 """The one key of our metadata. safetensors writes several keys in an order that changes from call
@@ -59,7 +60,7 @@ def chunk_folder(root: Path, recipe_hash: str) -> Path:
 
 def write_chunk(
     path: Path,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: "Mapping[str, torch.Tensor]",
     identity: ChunkIdentity,
     about: Mapping[str, Any],
 ) -> None:
@@ -71,6 +72,8 @@ def write_chunk(
         identity: recipe and members, checked by every reader.
         about: JSON facts for people (which prompts); not interpreted.
     """
+    from safetensors.torch import save
+
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"recipe": identity.recipe, "members": identity.members, "about": about}
     sealed = canonical_json({**header, "checksum": _checksum(header, on_cpu)})
@@ -98,7 +101,7 @@ def check_header(path: Path, identity: ChunkIdentity) -> None:
         )
 
 
-def read_chunk(path: Path, identity: ChunkIdentity) -> dict[str, torch.Tensor]:
+def read_chunk(path: Path, identity: ChunkIdentity) -> "dict[str, torch.Tensor]":
     """Read a chunk's tensors and verify every byte against its checksum.
 
     Raises:
@@ -139,7 +142,7 @@ def _read_header(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DamagedChunkError(f"{path} is missing")
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:  # whose metadata alone are read: no torch
             header: dict[str, Any] = json.loads((file.metadata() or {})[HEADER])
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise _damaged(path, f"{type(error).__name__} {error}") from error
@@ -153,8 +156,10 @@ def _damaged(path: Path, why: str) -> DamagedChunkError:
     return DamagedChunkError(f"{path} is damaged ({why})")
 
 
-def _checksum(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+def _checksum(header: Mapping[str, Any], tensors: "Mapping[str, torch.Tensor]") -> str:
     """SHA-256 over the header without its checksum, and names, types, shapes, bytes by name."""
+    import torch
+
     about = {key: value for key, value in header.items() if key != "checksum"}
     digest = hashlib.sha256(f"{canonical_json(about)}\n".encode())
     for name in sorted(tensors):

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from distillery.model_folder import METADATA, read_metadata
 
+TIME_FILE = "time_embeddings.safetensors"
+"""In a student's folder: what learns of one that trains its time embeddings alone, in float32."""
+
 
 @dataclass(frozen=True)
 class StudentInfo:

@@ -14,9 +14,7 @@ from safetensors.torch import load_file, save
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
 from distillery.model_folder import load_denoiser
-
-TIME_FILE = "time_embeddings.safetensors"
-"""In a student's folder: what learns, in float32."""
+from distillery.student.info import TIME_FILE
 
 
 def time_embeddings_of(denoiser: Denoiser, family: Family) -> dict[str, torch.nn.Parameter]:

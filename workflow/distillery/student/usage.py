@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillery.config.teacher import Teacher
-from distillery.student.time_embeddings import TIME_FILE
+from distillery.student.info import TIME_FILE
 
 FOLDER = "path/to/this/folder"
 CAST = (

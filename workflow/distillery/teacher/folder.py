@@ -19,6 +19,7 @@ from distillery.families.traced import TRACED, Unknown
 from distillery.files import SINGLE_FILES, JsonObject, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.hub import ask_once, explain_missing
+from distillery.importing import imported
 from distillery.model_folder import METADATA, read_metadata
 from distillery.schedulers import without_warnings
 from distillery.teacher.components import (
@@ -96,9 +97,7 @@ class PipelineFolder:
     @property
     def pipeline_class(self) -> Any:
         """The pipeline's class in Diffusers."""
-        import diffusers
-
-        return getattr(diffusers, self.class_name)
+        return imported("diffusers", self.class_name)
 
     @cached_property
     def family(self) -> Family:
@@ -146,9 +145,7 @@ class PipelineFolder:
     @property
     def denoiser_class(self) -> type:
         """The Diffusers class of the denoisers."""
-        import diffusers
-
-        network_class: type = getattr(diffusers, self.denoiser_config["_class_name"])
+        network_class: type = imported("diffusers", self.denoiser_config["_class_name"])
         return network_class
 
     @cached_property
