@@ -19,7 +19,7 @@ LOGS = {ROOT / "docs/log.md", ROOT / "CHANGELOG.md"}
 """What once was so: their commands are history."""
 PROGRAMS = {
     *("apt-get", "bash", "cp", "docker", "export", "hf", "make", "pip", "pytest", "python"),
-    *("snakemake", "source", "srun", "sudo", "tensorboard", "torchrun"),
+    *("distillery", "snakemake", "source", "srun", "sudo", "tensorboard", "torchrun"),
 }
 """A block without a language holds commands if a line of it begins so."""
 SHELLS = {"sh", "bash", "shell", "console"}

@@ -18,8 +18,8 @@ from pages import NEEDS, PAGES, PROGRAMS, ROOT, Command, all_commands, commands_
 
 COMMANDS = all_commands()
 SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
-CHECKED_ELSEWHERE = {"snakemake"}
-"""tests/workflow/test_page_commands.py dry-runs them."""
+CHECKED_ELSEWHERE = {"snakemake", "distillery"}
+"""tests/workflow/test_page_commands.py dry-runs the one, test_commands.py reads the other."""
 OUTSIDE_LINKS = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
