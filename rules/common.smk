@@ -5,7 +5,13 @@ from pathlib import Path
 from distillery.config.jobs import freeze, frozen_text, prompts_stage
 from distillery.launcher import gpus_per_node, launch_with, num_processes
 from distillery.pipeline import STAGES
-from distillery.planning.first import on_prompt_files, on_start, sources_of, start_files
+from distillery.planning.first import (
+    on_prompt_files,
+    on_source,
+    on_start,
+    sources_of,
+    start_files,
+)
 from distillery.planning.overlooked import on_contents, on_noted
 from distillery.run_folder import RunFolder
 from distillery.snakemake_private import (
@@ -47,6 +53,9 @@ wildcard_constraints:
     shard=r"\d+",
 
 
+# Where the training's trajectories and their embeddings are.
+SOURCE = CONFIG.targets_run(RUN) if isinstance(CONFIG, Config) else RUN
+
 # What was learnt of a teacher without an adapter: of rules that load it first.
 SIGNATURE = RUN.signature if CONFIG.teacher.trace else []
 
@@ -54,10 +63,11 @@ SIGNATURE = RUN.signature if CONFIG.teacher.trace else []
 PLANNED = sources_of(CONFIG)
 
 # For rules that take prompt files: a rule of a workflow around this one may make them, so they are
-# asked for when all rules are known. A student to begin as is asked for as early.
+# asked for when all rules are known. What is read of other runs is asked for as early.
 PROMPT_FILES = refused_by(
     lambda _: on_prompt_files(CONFIG, partial(is_made, workflow)),
     lambda _: on_start(CONFIG),
+    lambda _: on_source(CONFIG),
 )
 
 # Rounds of the training, from 1; a run without training has none.

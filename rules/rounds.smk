@@ -16,7 +16,7 @@ rule round_states:
     input:
         config=RUN.config("rounds"),
         prompts=RUN.prompts("train"),
-        embeddings=RUN.embeddings("train"),
+        embeddings=SOURCE.embeddings("train"),
         pipeline=lambda wildcards: RUN.student(f"{int(wildcards.round) - 1}-rounds"),
     output:
         RUN.states_shard("{round}", TARGETS_SHARD),
@@ -55,7 +55,7 @@ rule round_targets:
     input:
         config=RUN.config("rounds"),
         prompts=RUN.prompts("train"),
-        embeddings=RUN.embeddings("train"),
+        embeddings=SOURCE.embeddings("train"),
         states=RUN.states_shard("{round}", TARGETS_SHARD),
     output:
         RUN.visited_shard("{round}", TARGETS_SHARD),
@@ -117,7 +117,7 @@ use rule training as training_before_round with:
         config=RUN.config("training-{round}-rounds"),
         student=RUN.student("initial"),
         prompts=RUN.prompts("train"),
-        embeddings=RUN.embeddings("train"),
+        embeddings=SOURCE.embeddings("train"),
         targets=TARGETS,
         rounds=lambda wildcards: RUN.visited_until(int(wildcards.round)),
         previews=list(map(ancient, PREVIEW_INPUTS)),

@@ -37,7 +37,7 @@ rule training:
         config=RUN.config("training"),
         student=RUN.student("initial"),
         prompts=RUN.prompts("train"),
-        embeddings=RUN.embeddings("train"),
+        embeddings=SOURCE.embeddings("train"),
         targets=TARGETS,
         rounds=RUN.visited_until(len(ROUNDS)),
         # Images on the way change no weight, so that nothing about them trains again. They are
@@ -110,7 +110,7 @@ rule previews:
         training=RUN.config("training"),
         student=RUN.student("initial"),
         prompts=RUN.prompts("train"),
-        embeddings=RUN.embeddings("train"),
+        embeddings=SOURCE.embeddings("train"),
         targets=TARGETS,
         rounds=RUN.visited_until(len(ROUNDS)),
         previews=PREVIEW_INPUTS,

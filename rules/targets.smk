@@ -6,7 +6,7 @@ TARGETS_SHARD = f"{{shard}}-of-{CONFIG.targets.num_shards}"
 
 
 # None where the student learns online alone: its trajectories begin at noise that is drawn again.
-TARGETS = RUN.targets if CONFIG.training.reads_trajectories else []
+TARGETS = SOURCE.targets if CONFIG.training.reads_trajectories else []
 
 
 localrules:

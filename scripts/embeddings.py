@@ -5,13 +5,13 @@ python -m distillery.stages.embeddings --config results/demo/config/embeddings.j
     --output results/demo/embeddings/train/manifest.json
 """
 
-from distillery.stage import Stage, named, splits
+from distillery.stage import Stage, encoded_splits, named
 
 STAGE: Stage = Stage(
     name="embeddings",
     makes="distillery.generation.embeddings:make_embeddings",
     job="embeddings-{prompts.stem}",
-    keys=splits,
+    keys=encoded_splits,
     writes=lambda config, run, key: [run.embeddings(key["split"])],
     frozen=named("embeddings"),
     gpus="teacher",

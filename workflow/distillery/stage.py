@@ -158,6 +158,12 @@ def splits(config: RunConfig) -> list[Key]:
     return [{"split": split} for split in found]
 
 
+def encoded_splits(config: RunConfig) -> list[Key]:
+    """Each split of the prompts, but for what is read from another run."""
+    is_read = isinstance(config, Config) and config.targets.from_run is not None
+    return [key for key in splits(config) if not (is_read and key["split"] == "train")]
+
+
 def models(config: RunConfig) -> list[Key]:
     """Each model that is sampled."""
     return [{"model": model} for model in config.samples.models]
@@ -169,8 +175,10 @@ def rounds(config: Config) -> list[Key]:
 
 
 def target_shards(config: Config) -> list[Key]:
-    """Each shard of the trajectories; none where the student learns online alone."""
-    return in_shards([{}] * config.training.reads_trajectories, config.targets.num_shards)
+    """Each shard of the trajectories; none where the student learns online alone, or from those of
+    another run."""
+    makes = config.training.reads_trajectories and config.targets.from_run is None
+    return in_shards([{}] * makes, config.targets.num_shards)
 
 
 def round_shards(config: Config) -> list[Key]:

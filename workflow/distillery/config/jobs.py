@@ -64,6 +64,10 @@ OF_PIXELS = {"vae_dtype": "float32", "vae_tiling": False, "fps": FPS}
 """Defaults of how latents become images."""
 
 
+OF_THE_RUN = {"targets": {"from_run": None}}
+"""Defaults of settings that say where a run reads from, which changes no stage's results."""
+
+
 class Job(Section):
     """One frozen configuration: sections of the whole one, each under its own name.
 
@@ -89,7 +93,8 @@ class Job(Section):
     def of(cls, config: RunConfig) -> Self:
         """Cut out of a configuration that has all its sections."""
         parts = {name: getattr(config, name) for name in cls.sections()}
-        for name, settings in cls.ignored(config).items():
+        of_the_run = {name: it for name, it in OF_THE_RUN.items() if name in parts}
+        for name, settings in (*of_the_run.items(), *cls.ignored(config).items()):
             parts[name] = parts[name].model_copy(update=settings)
         return cls(**parts)
 

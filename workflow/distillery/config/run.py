@@ -42,6 +42,7 @@ from distillery.config.training import Training, on_flow_map, on_num_weights
 from distillery.config.ways import Rounds
 from distillery.files import SEAL, JsonObject
 from distillery.notes import Note, error
+from distillery.run_folder import RunFolder
 
 
 def _check_path(path: str, info: ValidationInfo) -> str:
@@ -174,6 +175,12 @@ class Targets(Section):
     num_shards: Shards = Field(8, description="number of independent jobs; at least one per GPU")
     dtype: Dtype = Field(
         "float32", description="number type of the stored states; they are always solved in float32"
+    )
+    from_run: Annotated[str | None, OnlyIfSet] = Field(
+        None,
+        description="the folder of another run, `results/{run}`, whose trajectories and their "
+        "embeddings are read where they are, so that several students learn from one store. Its "
+        "teacher, prompts.train and targets must be these. null: this run makes its own",
     )
 
     def faults(self) -> Iterator[Note]:
@@ -331,6 +338,7 @@ class Config(RunConfig):
                 ", which this run itself makes",
                 "start from the student of another run, or give this one another name (`run`)",
             )
+        yield from self._on_from_run()
         residence = self.training.teacher_residence
         if self.training.asks and self.teacher.num_gpus > 1 and not self.own_gpus:
             yield error(
@@ -341,6 +349,27 @@ class Config(RunConfig):
                 "leave online out of training.phases",
             )
         yield from on_reference(self.evaluation, self.samples)
+
+    def _on_from_run(self) -> Iterator[Note]:
+        other = self.targets.from_run
+        if other is None:
+            return
+        if Path(other).resolve() == Path("results", self.run).resolve():
+            yield error(
+                f"targets.from_run is {other!r}",
+                ", which is this run itself",
+                "name another run, or remove it",
+            )
+        if not self.training.reads_trajectories:
+            yield error(
+                f"targets.from_run is {other!r}",
+                " and training.phases has online alone, which reads no trajectories",
+                "remove it",
+            )
+
+    def targets_run(self, run: RunFolder) -> RunFolder:
+        """The run whose trajectories and embeddings of train this one reads: itself, or another."""
+        return RunFolder(Path(self.targets.from_run)) if self.targets.from_run else run
 
     @property
     def own_gpus(self) -> int:

@@ -32,6 +32,7 @@ from distillery.planning import (
     work,
 )
 from distillery.planning.facts import Distillation, Facts
+from distillery.planning.from_run import on_from_run
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import read_requests
 from distillery.planning.trace import on_trace
@@ -96,6 +97,7 @@ RESULTS_OF_GENERATION: tuple[Check, ...] = (
     lambda it: work.on_images(it.config.samples, it.images_per_model, disk.lacking_bytes(it.disk)),
 )
 RESULTS_OF_DISTILLATION: tuple[Check, ...] = (
+    on_from_run,
     lambda it: precision.on_rounding(it.config, it.grid, it.recipe.prediction_type),
     lambda it: work.on_amounts(it.config, it.work),
     lambda it: training.on_training(

@@ -25,6 +25,7 @@ from distillery.notes import Note, error
 from distillery.planning.sizes import share_of_usual
 from distillery.planning.work import Work
 from distillery.run_folder import RunFolder
+from distillery.stage import encoded_splits
 from distillery.store.embeddings import distinct_texts, written
 from distillery.student.info import StudentInfo
 from distillery.teacher.folder import PipelineFolder
@@ -203,7 +204,8 @@ def stores_of_generating(
         prompts: tables of its splits.
         shape: of one latent.
     """
-    embeddings = embeddings_bytes(config.teacher, folder, prompts)
+    made = {key["split"]: prompts[key["split"]] for key in encoded_splits(config)}
+    embeddings = embeddings_bytes(config.teacher, folder, made)
     share = share_of_usual(prompts["eval"], Size.of(config.teacher))
     samples = round(samples_bytes(config, len(prompts["eval"]), shape) * share)
     return (
@@ -246,7 +248,7 @@ def stores_of_distilling(
         Store(
             "targets",
             "targets",
-            work.targets_bytes,
+            0 if config.targets.from_run else work.targets_bytes,
             _size(chunks.glob("chunk-*.safetensors")),
             "lower targets.samples_per_prompt or targets.num_segments, store targets.dtype: "
             "bfloat16",

@@ -163,15 +163,16 @@ class Distillation(Facts):
     @cached_property
     def recipe(self) -> TargetsRecipe:
         """Of the targets; raises for an impossible grid or size."""
-        found = targets_recipe(self._job, self.folder, self.embeddings_hash)
+        found = targets_recipe(self.targets_job, self.folder, self.embeddings_hash)
         usual = Size.of(self.config.teacher)
         for size in {*sizes_of([self.prompts["train"]], usual)} - {usual}:
-            own = targets_recipe(self._job, self.folder, self.embeddings_hash, size)
+            own = targets_recipe(self.targets_job, self.folder, self.embeddings_hash, size)
             check_size(found, own, self.config.student.steps, self.config.student.is_flow_map)
         return found
 
     @property
-    def _job(self) -> TargetsJob:
+    def targets_job(self) -> TargetsJob:
+        """What the trajectories are made by."""
         config = self.config
         return TargetsJob(seed=config.seed, teacher=config.teacher, targets=config.targets)
 
@@ -194,7 +195,7 @@ class Distillation(Facts):
         trained = [run.student("trained"), *run.checkpoints.glob("*/recipe.json")]
         if not any(path.exists() for path in trained):
             return ""
-        plans = plan_of_targets(self._job, self.folder, self.prompts["train"])
+        plans = plan_of_targets(self.targets_job, self.folder, self.prompts["train"])
         return hash_samples(plan.members for plan in plans)
 
     @cached_property
@@ -226,7 +227,7 @@ class Distillation(Facts):
     @property
     def calls_per_step(self) -> float:
         """Of the teacher's network, in the mean of a walk."""
-        return calls_per_step(self._job, self.folder)
+        return calls_per_step(self.targets_job, self.folder)
 
     @cached_property
     def work(self) -> Work:
@@ -238,7 +239,8 @@ class Distillation(Facts):
     @cached_property
     def stores(self) -> tuple[Store, ...]:
         """See `Facts`."""
-        chunks = chunk_folder(self.run_folder.target_folder, self.recipe.hash)
+        source = self.config.targets_run(self.run_folder)
+        chunks = chunk_folder(source.target_folder, self.recipe.hash)
         return super().stores + stores_of_distilling(
             self.config, self.student, self.work, self.folder, self.run_folder, chunks
         )

@@ -26,6 +26,7 @@ from distillery.planning.overlooked import on_contents, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import STUDENT_FILE
+from distillery.words import counted
 
 Machine = tuple[int | None, int, JsonObject]
 """GPUs of the training, nodes that they are on, and what jobs ask a cluster for."""
@@ -34,7 +35,16 @@ Machine = tuple[int | None, int, JsonObject]
 def sources_of(config: RunConfig) -> list[str]:
     """The files beside the configuration that a run is planned from."""
     shape = config.student.config if isinstance(config, Config) else None
-    return [*config.prompts.files, *([shape] if shape else []), *start_files(config)]
+    read = [*start_files(config), *source_files(config)]
+    return [*config.prompts.files, *([shape] if shape else []), *read]
+
+
+def source_files(config: RunConfig) -> list[str]:
+    """The manifests of what is read from another run, if any."""
+    if not isinstance(config, Config) or config.targets.from_run is None:
+        return []
+    other = RunFolder(Path(config.targets.from_run))
+    return [str(other.targets), str(other.embeddings("train"))]
 
 
 def start_files(config: RunConfig) -> list[str]:
@@ -231,6 +241,22 @@ def on_start(config: RunConfig) -> Iterator[Note]:
                 f": there is no {path.name}, which a finished student's folder has",
                 "give results/RUN/student/trained or results/RUN/student/pipeline of another run",
             )
+
+
+def on_source(config: RunConfig) -> Iterator[Note]:
+    """A run to read from that is not there, or not finished so far."""
+    gone = [path for path in source_files(config) if not Path(path).is_file()]
+    if not gone or not isinstance(config, Config):
+        return
+    other = RunFolder(Path(str(config.targets.from_run)))
+    where = f"targets.from_run is {str(other)!r}"
+    chunks = len(list(other.target_folder.glob("*/chunk-*.safetensors")))
+    if chunks:
+        cause = f": it is half made, {counted(chunks, 'chunk')} and no {gone[0]}"
+        yield error(where, cause, f"finish it: snakemake --cores all {gone[0]} --configfile ITS")
+    else:
+        cause = f": there is no {gone[0]}"
+        yield error(where, cause, "give results/RUN of a run that has made its targets")
 
 
 def _is_newer(plan: Path, sources: Sequence[str]) -> bool:

@@ -105,11 +105,17 @@ def already_there(
         takes_guidance: whether the networks take the guidance scale as an input.
     """
     unread = NOT_OF_IMAGES | (set() if takes_guidance else {TRAINED_GUIDANCE})
-    found = [_embeddings(config, run, split, prompts[split], recipes) for split in prompts]
+    sources = dict.fromkeys(prompts, run)
+    if isinstance(config, Config):
+        sources["train"] = config.targets_run(run)
+    found = [
+        _embeddings(config, sources[split], split, prompts[split], recipes) for split in prompts
+    ]
     why = {row.stage: row.why for row in found}
     if isinstance(config, Config):
         if config.training.reads_trajectories:
-            found.append(_targets(config, run, prompts["train"], recipes["targets"]))
+            source = config.targets_run(run)
+            found.append(_targets(config, source, prompts["train"], recipes["targets"]))
         why |= {row.stage: row.why for row in found}
         found.append(_student(config, run))
         upstream = _first([*why.values(), found[-1].why])

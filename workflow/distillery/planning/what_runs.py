@@ -254,10 +254,9 @@ def _targets(config: Config, plan: Mapping[str, Any]) -> Facts:
     walk = f"{targets.steps} steps, guidance {scales}{where}: {calls} each"
     if not work["num_trajectories"]:
         return [("trajectories", f"none stored: all targets are online; {walk}")]
-    stored = (
-        f"{work['num_trajectories']:,} in {work['num_chunks']:,} chunks, "
-        f"{work['teacher_calls']:,} network calls"
-    )
+    other = targets.from_run
+    made = f"read from {other}" if other else f"{work['teacher_calls']:,} network calls"
+    stored = f"{work['num_trajectories']:,} in {work['num_chunks']:,} chunks, {made}"
     kept = f"{targets.num_segments + 1} states in {targets.dtype}"
     return [("trajectories", f"{stored}; {walk}; {kept}")]
 

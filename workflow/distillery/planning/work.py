@@ -59,6 +59,7 @@ def plan_work(
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
     if not config.training.reads_trajectories:
         num_trajectories = 0
+    num_made = num_trajectories if targets.from_run is None else 0
     latent_bytes = round(elements * torch_dtype(targets.dtype).itemsize)
     steps = config.student.steps
     num_states = num_trajectories if config.training.round_numbers else 0
@@ -69,7 +70,7 @@ def plan_work(
         if num_trajectories
         else 0,
         trajectory_bytes=(targets.num_segments + 1) * latent_bytes,
-        teacher_calls=round(num_trajectories * targets.steps * calls_per_step),
+        teacher_calls=round(num_made * targets.steps * calls_per_step),
         # A state beside the teacher's walk from it, and once alone, on its way to the teacher.
         round_bytes=num_states * 3 * latent_bytes,
         round_calls=round(num_states * (targets.steps // steps * calls_per_step + steps)),

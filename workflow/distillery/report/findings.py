@@ -171,9 +171,10 @@ def _hashes(recipe: TrainingRecipe, config: Config) -> list[str]:
 
 def _read_manifests(config: Config, run_folder: RunFolder) -> dict[str, JsonObject]:
     """The manifests that there are, by what they list."""
+    source = config.targets_run(run_folder)
     shards = {
-        "targets": [run_folder.targets],
-        "embeddings, train": [run_folder.embeddings("train")],
+        "targets": [source.targets],
+        "embeddings, train": [source.embeddings("train")],
         "embeddings, eval": [run_folder.embeddings("eval")],
     }
     num_shards = config.targets.num_shards

@@ -123,7 +123,7 @@ def why_not_trained(config: Config, run: RunFolder, folder: Path) -> str:
     initial = _head(run.student("initial") / STUDENT_FILE)
     if "files" in initial:
         wanted["initial"] = hash_json(initial["files"])
-    if training.reads_trajectories and (targets := _head(run.targets)):
+    if training.reads_trajectories and (targets := _head(config.targets_run(run).targets)):
         wanted["targets"] = targets.get("recipe_hash")
         if about["recipe"].get("samples"):
             wanted["samples"] = hash_samples(each["members"] for each in targets["chunks"])
@@ -337,7 +337,7 @@ def _foreign_rounds(config: Config, run: RunFolder) -> Iterator[Foreign]:
     """Of each round the student's states and the teacher's answers."""
     num_shards = config.targets.num_shards
     version = freeze(config, "rounds")["rounds_version"]
-    of_all = {"version": version, **_known("targets", run.targets)}
+    of_all = {"version": version, **_known("targets", config.targets_run(run).targets)}
     for number in config.training.round_numbers:
         shards = [f"{shard}-of-{num_shards}" for shard in range(num_shards)]
         states = [run.states_shard(str(number), shard) for shard in shards]
