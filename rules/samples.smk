@@ -1,5 +1,10 @@
 # Images of the held-out prompts, one independent job per shard and model: no process group.
 
+
+localrules:
+    sheet,
+
+
 SAMPLES_SHARD = f"{{shard}}-of-{CONFIG.samples.num_shards}"
 
 
@@ -88,6 +93,23 @@ rule gallery:
         exec python -m distillery.stages.gallery \
             --manifests {input.manifests} \
             --scores "{input.scores}" \
+            --output {output} \
+            --log-file {log}
+        """
+
+
+rule sheet:
+    """A model's images on one sheet, asked for by its file."""
+    input:
+        RUN.samples("{model}"),
+    output:
+        RUN.sheet("{model}"),
+    log:
+        RUN.log("sheet-{model}"),
+    shell:
+        """
+        exec python -m distillery.stages.sheet \
+            --manifest {input} \
             --output {output} \
             --log-file {log}
         """

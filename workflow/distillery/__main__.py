@@ -16,6 +16,8 @@ from pathlib import Path
 import yaml
 
 import distillery
+from distillery.draw import draw
+from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors
 
 HOME = Path(distillery.__file__).parents[2]
@@ -24,21 +26,44 @@ MACHINE = ("--cores", "--jobs", "--profile", "--executor", "-c", "-j", "-e")
 """Options that say where jobs run: without one of them it is on all of this machine's cores."""
 
 
+Line = tuple[list[str], list[str]]
+"""Words of Snakemake, and the configurations that it is started with."""
+
+
 @dataclass(frozen=True)
 class Command:
     """One command.
 
     Attributes:
         about: what it does, for --help.
-        takes: what its words are, as --help names them.
-        words: of Snakemake before the configurations, from the command's own words.
-        configurations: that it is started with, from the same.
+        add: its arguments to a parser.
+        line: what it stands for.
     """
 
     about: str
-    takes: str
-    words: Callable[[Sequence[str]], list[str]]
-    configurations: Callable[[Sequence[str]], list[str]] = list
+    add: Callable[[argparse.ArgumentParser], None]
+    line: Callable[[argparse.Namespace], Line]
+
+
+def takes_files(parser: argparse.ArgumentParser) -> None:
+    """Configurations of one run."""
+    parser.add_argument("files", nargs="*", metavar="FILE", help="of a configuration")
+
+
+def takes_runs(parser: argparse.ArgumentParser) -> None:
+    """Two runs."""
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="a configuration, a folder or a name")
+
+
+def takes_prompts(parser: argparse.ArgumentParser) -> None:
+    """A student, and what it is to draw."""
+    parser.add_argument("student", help="results/RUN/student/pipeline, a copy of it, or a hub id")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument("--prompt", dest="texts", nargs="+", default=[], metavar="TEXT")
+    given.add_argument("--prompts", metavar="FILE", help="CSV, JSONL, Parquet or TXT")
+    parser.add_argument("--run", metavar="NAME", help="of the drawing, below results/")
+    parser.add_argument("--images", type=int, default=1, metavar="N", help="of each prompt")
+    parser.add_argument("--seed", type=int, default=0)
 
 
 def run_of(word: str) -> str:
@@ -53,39 +78,41 @@ def run_of(word: str) -> str:
     return name
 
 
-def compared(words: Sequence[str]) -> list[str]:
-    """The page of two runs."""
-    if len(words) != 2:
-        raise ValueError(f"compare takes two runs, and {len(words)} are given")
-    first, second = map(run_of, words)
-    return [f"results/compare/{first}-vs-{second}/index.html"]
+def compared(given: argparse.Namespace) -> Line:
+    """The page of two runs. It belongs to no configuration, and Snakemake reads one: the first
+    run's own."""
+    first, second = map(run_of, given.runs)
+    kept = RunFolder(Path("results", first)).config("run")
+    page = f"results/compare/{first}-vs-{second}/index.html"
+    return [page], [str(kept)] if kept.is_file() else []
 
 
-def kept_by(words: Sequence[str]) -> list[str]:
-    """A comparison belongs to no configuration, and Snakemake reads one: the first run's own."""
-    kept = Path("results", run_of(words[0]), "config/run.json")
-    return [str(kept)] if kept.is_file() else []
+def drawn(given: argparse.Namespace) -> Line:
+    """The contact sheet of a drawing, whose configuration is written here."""
+    amounts = given.run, given.images, given.seed
+    written, sheet = draw(given.student, given.texts, given.prompts, *amounts)
+    return [str(sheet)], [str(written)]
 
 
-CONFIGURATIONS = "FILE"
 COMMANDS: Mapping[str, Command] = {
     "plan": Command(
         "check a run and tell what it will do and cost; nothing else is made",
-        CONFIGURATIONS,
+        takes_files,
         # Also one that is there: it is asked for to be read.
-        lambda words: ["--force", "plan"],
+        lambda given: (["--force", "plan"], given.files),
     ),
-    "run": Command("make all of a run, or resume it", CONFIGURATIONS, lambda words: []),
+    "run": Command("make all of a run, or resume it", takes_files, lambda given: ([], given.files)),
+    "draw": Command("draw own prompts with a finished student", takes_prompts, drawn),
     "verify": Command(
         "read what there is of a run again, and tell how to mend what is damaged",
-        CONFIGURATIONS,
-        lambda words: ["verify"],
+        takes_files,
+        lambda given: (["verify"], given.files),
     ),
-    "compare": Command("two runs side by side, on one page", "RUN", compared, kept_by),
+    "compare": Command("two runs side by side, on one page", takes_runs, compared),
 }
 
 
-def line_of(command: Command, words: Sequence[str], through: Sequence[str]) -> list[str]:
+def line_of(given: argparse.Namespace, through: Sequence[str]) -> list[str]:
     """The words of Snakemake for a command.
 
     Args:
@@ -93,11 +120,11 @@ def line_of(command: Command, words: Sequence[str], through: Sequence[str]) -> l
             words that follow --configfile for such.
     """
     is_told = any(word.startswith(MACHINE) for word in through)
-    files = command.configurations(words)
+    words, files = COMMANDS[given.command].line(given)
     return [
         *([] if Path("Snakefile").is_file() else ["--snakefile", str(HOME / "Snakefile")]),
         *([] if is_told else ["--cores", "all"]),
-        *command.words(words),
+        *words,
         *through,
         *(["--configfile", *files] if files else []),
     ]
@@ -110,8 +137,7 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        one = commands.add_parser(name, help=command.about, description=command.about)
-        one.add_argument("words", nargs="*", metavar=command.takes)
+        command.add(commands.add_parser(name, help=command.about, description=command.about))
     return made
 
 
@@ -124,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def start() -> None:
         if not any((folder / "Snakefile").is_file() for folder in (HOME, Path())):
             raise ValueError("there is no Snakefile here: call it in a checkout of Distillery")
-        line = line_of(COMMANDS[arguments.command], arguments.words, given[end + 1 :])
+        line = line_of(arguments, given[end + 1 :])
         print(shlex.join(["snakemake", *line]), file=sys.stderr, flush=True)
         os.execv(sys.executable, [sys.executable, "-m", "snakemake", *line])  # noqa: S606
 

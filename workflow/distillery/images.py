@@ -129,13 +129,15 @@ def write_sheets(root: Path, samples_seen: int, prompts: Mapping[str, str], trai
             return
         size = ceil(sqrt(len(prompt_ids)))
         rows = [prompt_ids[first : first + size] for first in range(0, len(prompt_ids), size)]
-        _write(folder / SHEET, [[(name, folder / f"{name}.png") for name in row] for row in rows])
+        write_sheet(
+            folder / SHEET, [[(name, folder / f"{name}.png") for name in row] for row in rows]
+        )
         shown = thin_out(moments, MAX_COLUMNS)
         over_time = [
             [(str(int(moment.name.split("-")[1])), moment / f"{name}.png") for moment in shown]
             for name in prompt_ids
         ]
-        _write(root / SHEET, over_time)
+        write_sheet(root / SHEET, over_time)
 
 
 def thin_out(items: Sequence[Item], count: int) -> list[Item]:
@@ -146,7 +148,7 @@ def thin_out(items: Sequence[Item], count: int) -> list[Item]:
     return [items[number * last // (count - 1)] for number in range(count)]
 
 
-def _write(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
+def write_sheet(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
     """Images in rows, each with a caption below; cells have the size of the largest."""
     sizes = [thumbnail(image).size for entries in rows for _, image in entries]
     width, height = (max(sides) for sides in zip(*sizes, strict=True))

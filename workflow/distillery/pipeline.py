@@ -23,6 +23,7 @@ from distillery.stages import (
     round_states,
     round_targets,
     samples,
+    sheet,
     signature,
     student,
     targets,
@@ -49,5 +50,5 @@ STAGES: tuple[Stage, ...] = (
     gallery.STAGE,
     report.STAGE,
     dataset.STAGE,
-    *(module.STAGE for module in (previews, freeze, plan, probe, verify, compare)),
+    *(module.STAGE for module in (previews, sheet, freeze, plan, probe, verify, compare)),
 )

@@ -162,6 +162,10 @@ class RunFolder:
         """The manifest of a model's images."""
         return self.sample_folder / model / "manifest.parquet"
 
+    def sheet(self, model: str) -> Path:
+        """A model's images on one sheet."""
+        return self.sample_folder / model / "sheet.png"
+
     def metadata(self, model: str) -> Path:
         """The table by which `datasets` loads a model's images."""
         return self.sample_folder / model / "metadata.csv"

@@ -253,7 +253,8 @@ def on_source(config: RunConfig) -> Iterator[Note]:
     chunks = len(list(other.target_folder.glob("*/chunk-*.safetensors")))
     if chunks:
         cause = f": it is half made, {counted(chunks, 'chunk')} and no {gone[0]}"
-        yield error(where, cause, f"finish it: snakemake --cores all {gone[0]} --configfile ITS")
+        kept = other.config("run")
+        yield error(where, cause, f"finish it: snakemake --cores all {gone[0]} --configfile {kept}")
     else:
         cause = f": there is no {gone[0]}"
         yield error(where, cause, "give results/RUN of a run that has made its targets")

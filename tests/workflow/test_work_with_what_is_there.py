@@ -1,12 +1,14 @@
-"""A second student from the first one's store, through Snakemake."""
+"""What a finished run serves for: a second student of its store, and own prompts."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from checkout import jobs, snakemake, succeed
+from distillery.draw import draw
 from distillery.files import hash_file
 from distillery.model_folder import read_metadata
 
@@ -45,3 +47,25 @@ def test_a_second_student_is_trained_from_the_store_of_the_first(
     assert refused.returncode != 0
     assert "targets.from_run is 'results/tiny': it is half made" in refused.stdout
     assert "Traceback" not in refused.stdout
+
+
+def test_a_student_draws_without_the_run_that_trained_it(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same prompts, seed and batches are the same images."""
+    folder = shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    monkeypatch.chdir(folder)
+    Path("results/tiny/student/pipeline").rename("copied")
+    images = Path("results/tiny/samples/student").rename("images")
+    shutil.rmtree("results/tiny")
+    written, sheet = draw("copied", [], "inputs/eval.csv", run="drawn")
+    written.write_text(written.read_text().replace("batch_size: 4", "batch_size: 2"))
+    succeed(folder, str(sheet), "--configfile", str(written))
+    assert sheet.is_file()
+    drawn = {path.relative_to(sheet.parent) for path in sheet.parent.glob("*/*.png")}
+    assert len(drawn) == 5
+    for image in drawn:
+        pixels = [
+            Image.open(root / image).convert("RGB").tobytes() for root in (sheet.parent, images)
+        ]
+        assert pixels[0] == pixels[1], image
