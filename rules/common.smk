@@ -53,7 +53,8 @@ wildcard_constraints:
     shard=r"\d+",
 
 
-# Where the training's trajectories and their embeddings are.
+# Where the student is, and the training's trajectories and their embeddings.
+STUDENT = CONFIG.student_run(RUN) if isinstance(CONFIG, Config) else RUN
 SOURCE = CONFIG.targets_run(RUN) if isinstance(CONFIG, Config) else RUN
 
 # What was learnt of a teacher without an adapter: of rules that load it first.
@@ -83,8 +84,8 @@ EXPORTS = [name for name in EXPORTED if name != "untrained" or name in SOURCES]
 # What the models of each source are sampled with.
 PIPELINES = {
     "teacher": [],
-    "student": RUN.student("pipeline"),
-    "untrained": RUN.student("untrained"),
+    "student": STUDENT.student("pipeline"),
+    "untrained": STUDENT.student("untrained"),
 }
 
 

@@ -44,8 +44,8 @@ rule report:
         quality=RUN.quality,
         scores=RUN.scores,
         manifests=expand(RUN.samples("{model}"), model=MODELS),
-        loss=RUN.loss,
-        targets=TARGETS,
+        loss=RUN.loss if CONFIG.trains else [],
+        targets=TARGETS if CONFIG.trains else [],
         gallery=RUN.gallery,  # which the page links to
     output:
         html=report(

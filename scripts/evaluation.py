@@ -10,13 +10,13 @@ A manifest's model is the name of its folder. The judge and other vision models 
 there is one.
 """
 
-from distillery.stage import Stage, named, one, to_train
+from distillery.stage import Stage, named, to_judge
 
 STAGE: Stage = Stage(
     name="evaluation",
     makes="distillery.measures.score:evaluate",
     job="evaluation",
-    keys=to_train(one),
+    keys=to_judge,
     writes=lambda config, run, key: [run.quality, run.scores],
     frozen=named("evaluation"),
     gpus="one",

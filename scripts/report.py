@@ -6,13 +6,13 @@
 What the run does not have (no training, no scores) is left out.
 """
 
-from distillery.stage import Stage, named, one, to_train
+from distillery.stage import Stage, named, to_judge
 
 STAGE: Stage = Stage(
     name="report",
     makes="distillery.report.page:write_report",
     job="report",
-    keys=to_train(one),
+    keys=to_judge,
     writes=lambda config, run, key: [run.report, run.metrics],
     frozen=named("run"),
     colour=6,

@@ -1,5 +1,6 @@
-"""What a finished run serves for: a second student of its store, and own prompts."""
+"""What a finished run serves for: a second student of its store, own prompts, other scores."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -8,9 +9,14 @@ import yaml
 from PIL import Image
 
 from checkout import jobs, snakemake, succeed
+from distillery.config.run import parse_config
 from distillery.draw import draw
+from distillery.evaluate import evaluate
 from distillery.files import hash_file
 from distillery.model_folder import read_metadata
+from distillery.pipeline import STAGES
+from distillery.planning.plan import make_plan
+from distillery.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow
 TRAINED = "results/second/student/trained"
@@ -69,3 +75,31 @@ def test_a_student_draws_without_the_run_that_trained_it(
             Image.open(root / image).convert("RGB").tobytes() for root in (sheet.parent, images)
         ]
         assert pixels[0] == pixels[1], image
+
+
+def test_a_student_is_judged_on_other_prompts_after_a_clean_up(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but its exported pipeline and the run's configuration is left of the first run."""
+    folder = shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    monkeypatch.chdir(folder)
+    first = RunFolder(Path("results/tiny"))
+    for gone in (*first.path.iterdir(), *first.student("x").parent.iterdir()):
+        if gone.is_dir() and gone.name not in ("config", "student", "pipeline", "untrained"):
+            shutil.rmtree(gone)
+    Path("own.csv").write_text("prompt\na blue horse\na green tree\n")
+    written, report = evaluate("results/tiny", "own.csv")
+    made = jobs(succeed(folder, str(report), "--configfile", str(written)))
+    assert {"embeddings", "samples", "evaluation", "report"} <= made
+    assert not made & {"student", "training", "export", "targets"}
+    metrics = json.loads(report.with_name("metrics.json").read_text())
+    assert {"teacher", "student", "untrained"} == set(metrics["quality"]["models"])
+    assert RunFolder(Path("results/tiny-evaluated")).card.is_file()
+    listed = succeed(folder, "--dry-run", "--configfile", str(written))
+    assert "Nothing to be done" in listed, listed
+
+    raw = yaml.safe_load(written.read_text())
+    raw["training"]["learning_rate"] = 1e-5
+    config = parse_config(raw, "changed")
+    with pytest.raises(ValueError, match=r"another than this configuration's: .*learning_rate"):
+        make_plan(STAGES, config, Path("results/tiny-evaluated/plan.json"))

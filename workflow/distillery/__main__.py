@@ -17,6 +17,7 @@ import yaml
 
 import distillery
 from distillery.draw import draw
+from distillery.evaluate import evaluate
 from distillery.run_folder import RunFolder
 from distillery.telemetry import explain_errors
 
@@ -66,6 +67,17 @@ def takes_prompts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
+def takes_judge(parser: argparse.ArgumentParser) -> None:
+    """A student, and by what it is to be judged."""
+    parser.add_argument("student", help="results/RUN, or results/RUN/student/pipeline")
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="held-out prompts in the place of its own"
+    )
+    parser.add_argument("--judge", help="as evaluation.judge")
+    parser.add_argument("--reference", metavar="MODEL", help="as evaluation.reference")
+    parser.add_argument("--run", metavar="NAME", help="of the evaluation, below results/")
+
+
 def run_of(word: str) -> str:
     """The name of a run that is given by its configuration, its folder or itself."""
     path = Path(word)
@@ -94,6 +106,13 @@ def drawn(given: argparse.Namespace) -> Line:
     return [str(sheet)], [str(written)]
 
 
+def evaluated(given: argparse.Namespace) -> Line:
+    """The report of an evaluation, whose configuration is written here."""
+    by = given.prompts, given.judge, given.reference
+    written, report = evaluate(given.student, *by, given.run)
+    return [str(report)], [str(written)]
+
+
 COMMANDS: Mapping[str, Command] = {
     "plan": Command(
         "check a run and tell what it will do and cost; nothing else is made",
@@ -103,6 +122,11 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "run": Command("make all of a run, or resume it", takes_files, lambda given: ([], given.files)),
     "draw": Command("draw own prompts with a finished student", takes_prompts, drawn),
+    "evaluate": Command(
+        "judge a finished student on other prompts, by another judge or against another model",
+        takes_judge,
+        evaluated,
+    ),
     "verify": Command(
         "read what there is of a run again, and tell how to mend what is damaged",
         takes_files,

@@ -149,12 +149,18 @@ def to_generate(config: RunConfig) -> list[Key]:
 
 def to_train(keys: Callable[[Config], Sequence[Key]]) -> Keys:
     """Of runs that train; others have none."""
-    return lambda config: keys(config) if isinstance(config, Config) else []
+    return lambda config: keys(config) if isinstance(config, Config) and config.trains else []
+
+
+def to_judge(config: RunConfig) -> list[Key]:
+    """A single job of runs that judge a student, their own or another run's."""
+    return [{}] if isinstance(config, Config) else []
 
 
 def splits(config: RunConfig) -> list[Key]:
     """Each split of the prompts."""
-    found = ["train", "eval"] if isinstance(config, Config) else ["eval"]
+    trains = isinstance(config, Config) and config.trains
+    found = ["train", "eval"] if trains else ["eval"]
     return [{"split": split} for split in found]
 
 

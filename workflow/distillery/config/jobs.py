@@ -64,7 +64,7 @@ OF_PIXELS = {"vae_dtype": "float32", "vae_tiling": False, "fps": FPS}
 """Defaults of how latents become images."""
 
 
-OF_THE_RUN = {"targets": {"from_run": None}}
+OF_THE_RUN = {"targets": {"from_run": None}, "student": {"from_run": None}}
 """Defaults of settings that say where a run reads from, which changes no stage's results."""
 
 

@@ -351,21 +351,31 @@ class Config(RunConfig):
         yield from on_reference(self.evaluation, self.samples)
 
     def _on_from_run(self) -> Iterator[Note]:
+        own = Path("results", self.run).resolve()
+        for section in ("targets", "student"):
+            other = getattr(self, section).from_run
+            if other is not None and Path(other).resolve() == own:
+                yield error(
+                    f"{section}.from_run is {other!r}",
+                    ", which is this run itself",
+                    "name another run, or remove it",
+                )
         other = self.targets.from_run
-        if other is None:
-            return
-        if Path(other).resolve() == Path("results", self.run).resolve():
-            yield error(
-                f"targets.from_run is {other!r}",
-                ", which is this run itself",
-                "name another run, or remove it",
-            )
-        if not self.training.reads_trajectories:
+        if other is not None and not self.training.reads_trajectories:
             yield error(
                 f"targets.from_run is {other!r}",
                 " and training.phases has online alone, which reads no trajectories",
                 "remove it",
             )
+
+    @property
+    def trains(self) -> bool:
+        """Whether the student is this run's own."""
+        return self.student.from_run is None
+
+    def student_run(self, run: RunFolder) -> RunFolder:
+        """The run whose student is drawn: itself, or another."""
+        return RunFolder(Path(self.student.from_run)) if self.student.from_run else run
 
     def targets_run(self, run: RunFolder) -> RunFolder:
         """The run whose trajectories and embeddings of train this one reads: itself, or another."""

@@ -141,6 +141,12 @@ class Student(Section):
         "run or an exported pipeline, that takes the teacher's place in `init`: it is cut or "
         "trained on. The targets stay the teacher's. null: start from the teacher",
     )
+    from_run: Annotated[str | None, OnlyIfSet] = Field(
+        None,
+        description="the folder of another run, `results/{run}`, whose finished student is drawn "
+        "and scored where it is; nothing is trained here. Its training, targets and teacher must "
+        "be these. null: this run trains its own",
+    )
     expert: str | None = Field(
         None,
         description="which of several networks the student starts from. Wan2.2-A14B has "

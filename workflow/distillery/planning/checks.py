@@ -32,7 +32,7 @@ from distillery.planning import (
     work,
 )
 from distillery.planning.facts import Distillation, Facts
-from distillery.planning.from_run import on_from_run
+from distillery.planning.from_run import on_from_run, on_student_run
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import read_requests
 from distillery.planning.trace import on_trace
@@ -41,6 +41,12 @@ from distillery.teacher.quantization import how_quantised
 from distillery.teacher.solver import on_solver
 
 Check = Callable[[Any], Iterable[Note] | None]
+
+
+def _trained(check: Check) -> Check:
+    """A check of runs that train their student, and do not judge another run's alone."""
+    return lambda it: check(it) if it.config.trains else None
+
 
 # Of a damaged folder nothing else can be asked.
 FOLDER: tuple[Check, ...] = (
@@ -65,10 +71,10 @@ WISHES_OF_ANY: tuple[Check, ...] = (
     lambda it: possible(how_quantised(it.config.teacher)),
 )
 WISHES_OF_TRAINING: tuple[Check, ...] = (
-    lambda it: on_held_out(it.config.training.held_out_prompts, it.num_prompts["train"]),
-    lambda it: unusual.on_settings(it.config, it.num_prompts["train"]),
+    _trained(lambda it: on_held_out(it.config.training.held_out_prompts, it.num_prompts["train"])),
+    _trained(lambda it: unusual.on_settings(it.config, it.num_prompts["train"])),
     lambda it: prompts.on_both_splits(it.prompts),
-    lambda it: precision.on_average(it.config),
+    _trained(lambda it: precision.on_average(it.config)),
     lambda it: scoring.on_measures(it.config, it.num_features, it.num_prompts["eval"]),
 )
 # What its family must be known for.
@@ -98,12 +104,15 @@ RESULTS_OF_GENERATION: tuple[Check, ...] = (
 )
 RESULTS_OF_DISTILLATION: tuple[Check, ...] = (
     on_from_run,
-    lambda it: precision.on_rounding(it.config, it.grid, it.recipe.prediction_type),
-    lambda it: work.on_amounts(it.config, it.work),
-    lambda it: training.on_training(
-        it.config.training, it.execution, it.machine, it.config.student.init
+    on_student_run,
+    _trained(lambda it: precision.on_rounding(it.config, it.grid, it.recipe.prediction_type)),
+    _trained(lambda it: work.on_amounts(it.config, it.work)),
+    _trained(
+        lambda it: training.on_training(
+            it.config.training, it.execution, it.machine, it.config.student.init
+        )
     ),
-    lambda it: training.on_previews(it.config, it.execution),
+    _trained(lambda it: training.on_previews(it.config, it.execution)),
     lambda it: possible(it.training),
     lambda it: disk.on_disk(it.stores, it.disk, it.run_folder),
 )

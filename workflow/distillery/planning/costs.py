@@ -50,6 +50,7 @@ def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJob
             "",
         )
     )
+    trains = isinstance(facts.config, Config) and facts.config.trains
     where = "GPU" if plan["planned_gpus"]["count"] else "process"
     heads = ("stage", "time", "GPU-hours", "network calls", "disk", f"memory per {where}")
     lines = (
@@ -57,11 +58,11 @@ def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJob
         ("disk", _told_disk(plan["disk"])),
         ("devices", _devices(plan)),
         ("weights", summarise_memory(plan["memory"])),
-        *_training_memory(plan),
+        *(_training_memory(plan) if trains else ()),
         ("host memory", _host_memory(plan, jobs)),
     )
     note = "In the training, an update of a sample counts as three network calls of the student."
-    notes = (note,) if isinstance(facts.config, Config) else ()
+    notes = (note,) if trains else ()
     return Part("Costs", lines, (without_empty("", heads, rows),), notes)
 
 

@@ -239,6 +239,8 @@ class Distillation(Facts):
     @cached_property
     def stores(self) -> tuple[Store, ...]:
         """See `Facts`."""
+        if not self.config.trains:
+            return super().stores
         source = self.config.targets_run(self.run_folder)
         chunks = chunk_folder(source.target_folder, self.recipe.hash)
         return super().stores + stores_of_distilling(

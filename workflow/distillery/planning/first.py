@@ -25,7 +25,7 @@ from distillery.notes import Note, error, noting, refuse
 from distillery.planning.overlooked import on_contents, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
-from distillery.store.belonging import STUDENT_FILE
+from distillery.store.belonging import PIPELINES, STUDENT_FILE
 from distillery.words import counted
 
 Machine = tuple[int | None, int, JsonObject]
@@ -40,11 +40,18 @@ def sources_of(config: RunConfig) -> list[str]:
 
 
 def source_files(config: RunConfig) -> list[str]:
-    """The manifests of what is read from another run, if any."""
-    if not isinstance(config, Config) or config.targets.from_run is None:
+    """What tells of the trajectories or of the student that are another run's, if any are."""
+    if not isinstance(config, Config):
         return []
-    other = RunFolder(Path(config.targets.from_run))
-    return [str(other.targets), str(other.embeddings("train"))]
+    if config.student.from_run is not None:
+        other = RunFolder(Path(config.student.from_run))
+        sources = {model.source for model in config.samples.models.values()}
+        names = [PIPELINES[source] for source in PIPELINES if source in sources]
+        return [str(other.student(name) / STUDENT_FILE) for name in names]
+    if config.targets.from_run is not None:
+        other = RunFolder(Path(config.targets.from_run))
+        return [str(other.targets), str(other.embeddings("train"))]
+    return []
 
 
 def start_files(config: RunConfig) -> list[str]:
@@ -247,6 +254,14 @@ def on_source(config: RunConfig) -> Iterator[Note]:
     """A run to read from that is not there, or not finished so far."""
     gone = [path for path in source_files(config) if not Path(path).is_file()]
     if not gone or not isinstance(config, Config):
+        return
+    if config.student.from_run is not None:
+        yield error(
+            f"student.from_run is {config.student.from_run!r}",
+            f": there is no {gone[0]}",
+            "give results/RUN of a run that has exported it, or leave out the models of "
+            "samples.models that it draws",
+        )
         return
     other = RunFolder(Path(str(config.targets.from_run)))
     where = f"targets.from_run is {str(other)!r}"

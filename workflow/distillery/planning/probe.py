@@ -65,7 +65,8 @@ def probe_config(config: RunConfig) -> dict[str, Any]:
             "ema_half_life_samples": min(raw["training"]["ema_half_life_samples"], size),
         }
         raw["targets"] |= {"num_shards": 1}
-        raw["targets"].pop("from_run", None)  # of other prompts than the small run's
+        for section in ("targets", "student"):  # of other prompts than the small run's
+            raw[section].pop("from_run", None)
         raw["previews"]["every_samples"] = 0
     return raw
 

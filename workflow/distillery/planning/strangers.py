@@ -72,7 +72,7 @@ def strangers(
         pages = foreign_pages(config, run)
         found += [_stranger(each.path, each.why, *each.made_with) for each in pages]
     if isinstance(config, Config):
-        found += _foreign_card(run)
+        found += _foreign_card(config, run)
     return found
 
 
@@ -151,7 +151,7 @@ def _foreign_images(
         return
     if source == "teacher" and not Path(config.teacher.path).exists():
         return
-    pipeline = pipeline_of(run, source)
+    pipeline = pipeline_of(config, run, source)
     with suppress(OSError, ValueError):  # told by whoever reads what is damaged or gone
         job = read_job(run.config(stage), SamplesJob)
         prompts, embeddings = read_table(run.prompts("eval")), run.embeddings("eval")
@@ -184,10 +184,10 @@ def _foreign_scores(config: Config, run: RunFolder) -> Iterator[Damage]:
             yield _stranger(run.quality, why, run.scores)
 
 
-def _foreign_card(run: RunFolder) -> Iterator[Damage]:
+def _foreign_card(config: Config, run: RunFolder) -> Iterator[Damage]:
     """The card beside the report, where it is of another student than the pipeline's folder, or
     what is gone of it though the report judges a student."""
-    card, pipeline = run.card, run.student("pipeline")
+    card, pipeline = run.card, config.student_run(run).student("pipeline")
     with suppress(OSError, ValueError, KeyError):
         if run.report.is_file() and read_json(run.metrics)["verdict"]:
             for path in (card, run.strip):

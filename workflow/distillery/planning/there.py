@@ -108,11 +108,14 @@ def already_there(
     sources = dict.fromkeys(prompts, run)
     if isinstance(config, Config):
         sources["train"] = config.targets_run(run)
+    trains = isinstance(config, Config) and config.trains
     found = [
-        _embeddings(config, sources[split], split, prompts[split], recipes) for split in prompts
+        _embeddings(config, sources[split], split, prompts[split], recipes)
+        for split in prompts
+        if split == "eval" or trains
     ]
     why = {row.stage: row.why for row in found}
-    if isinstance(config, Config):
+    if isinstance(config, Config) and config.trains:
         if config.training.reads_trajectories:
             source = config.targets_run(run)
             found.append(_targets(config, source, prompts["train"], recipes["targets"]))

@@ -1,6 +1,6 @@
 """The page's first part: which models, prompts, sizes and jobs the run has."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +55,23 @@ def what_runs(
     facts.append(("negative prompts", _negatives(config, prompts, folder)))
     tables = [_models(config, plan, folder)]
     if isinstance(config, Config):
-        facts += _targets(config, plan) + _student(config, plan) + _training(config, plan)
+        if config.trains:
+            facts += _targets(config, plan) + _student(config, plan) + _training(config, plan)
+            tables += _tables_of_training(plan["training"])
+        else:
+            facts += _student(config, plan)
+            facts.append(("", f"of {config.student.from_run}; nothing is trained"))
         facts.append(("judge", _judge(config)))
-        if plan["training"]["choices"]:
-            tables.append(_choices(plan["training"]["choices"]))
-        if plan["training"]["teacher"]:
-            tables.append(residence_table(plan["training"]["teacher"]))
     facts.append(("jobs", _jobs(jobs)))
     return Part("What runs", tuple(facts), tuple(tables))
+
+
+def _tables_of_training(training: Mapping[str, Any]) -> Iterator[Table]:
+    """What is chosen by itself, and where a teacher beside the student may be."""
+    if training["choices"]:
+        yield _choices(training["choices"])
+    if training["teacher"]:
+        yield residence_table(training["teacher"])
 
 
 def what_is_known(

@@ -57,7 +57,7 @@ def plan_work(
     """
     targets = config.targets
     num_trajectories = num_prompts["train"] * targets.samples_per_prompt
-    if not config.training.reads_trajectories:
+    if not (config.training.reads_trajectories and config.trains):
         num_trajectories = 0
     num_made = num_trajectories if targets.from_run is None else 0
     latent_bytes = round(elements * torch_dtype(targets.dtype).itemsize)

@@ -114,7 +114,8 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
     """Read all there is of a run."""
     events = read_events(run_folder.telemetry)
     of_run = [event for event in events if event.stage != OWN_STAGE]
-    trained = _read_training_recipe(run_folder)
+    student = config.student_run(run_folder)
+    trained = _read_training_recipe(student)
     trained_recipes = _hashes(trained, config) if trained else []
     quality = _read_optional(read_sealed, run_folder.quality)
     samples = _read_all_samples(config, run_folder)
@@ -138,7 +139,7 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         origin=find_origin(of_run),
         manifests=_read_manifests(config, run_folder),
         plan=_read_optional(read_json, run_folder.plan),
-        student_info=read_student_info(run_folder.student("initial")),
+        student_info=read_student_info(student.student("initial")),
     )
 
 

@@ -96,7 +96,7 @@ def write_report(
     mark = mark_of(made_of)
     write_text(output, f"{page.rstrip()}\n{mark}")
     write_json(metrics, facts)
-    pipeline_card = run_folder.student("pipeline") / "README.md"
+    pipeline_card = job.student_run(run_folder).student("pipeline") / "README.md"
     if roles.student in samples and findings.quality and table and pipeline_card.is_file():
         folder = output.parent / "card"
         write_card(pipeline_card, samples, roles, findings.quality, claims, table, folder, mark)

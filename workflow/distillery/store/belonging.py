@@ -234,9 +234,11 @@ def hash_making(frozen: JsonObject, embeddings: Path, pipeline: Path | None) -> 
     return hash_json({"frozen": frozen, "embeddings": texts, "pipeline": files})
 
 
-def pipeline_of(run: RunFolder, source: str) -> Path | None:
+def pipeline_of(config: RunConfig, run: RunFolder, source: str) -> Path | None:
     """The folder that a model's images are made with; None for the teacher."""
-    return run.student(PIPELINES[source]) if source in PIPELINES else None
+    if source not in PIPELINES or not isinstance(config, Config):
+        return None
+    return config.student_run(run).student(PIPELINES[source])
 
 
 def foreign_samples(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
@@ -246,7 +248,7 @@ def foreign_samples(config: RunConfig, run: RunFolder) -> Iterator[Foreign]:
         manifest, stage = run.samples(model), f"samples-{model}"
         number = config.samples.num_shards
         shards = [run.samples_shard(model, f"{it}-of-{number}") for it in range(number)]
-        pipeline = pipeline_of(run, sampled.source)
+        pipeline = pipeline_of(config, run, sampled.source)
         wanted = hash_making(freeze(config, stage), run.embeddings("eval"), pipeline)
         found = {recipe_in(path) for path in (manifest, *shards)} - {None}
         if wanted is not None and found - {wanted} and is_frozen(config, run, stage):
