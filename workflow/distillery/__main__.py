@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 import distillery
+from distillery.clean import NAMES, clean
 from distillery.draw import draw
 from distillery.evaluate import evaluate
 from distillery.run_folder import RunFolder
@@ -43,7 +44,7 @@ class Command:
 
     about: str
     add: Callable[[argparse.ArgumentParser], None]
-    line: Callable[[argparse.Namespace], Line]
+    line: Callable[[argparse.Namespace], Line | None]
 
 
 def takes_files(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +77,13 @@ def takes_judge(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--judge", help="as evaluation.judge")
     parser.add_argument("--reference", metavar="MODEL", help="as evaluation.reference")
     parser.add_argument("--run", metavar="NAME", help="of the evaluation, below results/")
+
+
+def takes_kinds(parser: argparse.ArgumentParser) -> None:
+    """A run, and what is to stay of it."""
+    parser.add_argument("run", type=Path, help="results/RUN")
+    parser.add_argument("--keep", metavar="KINDS", help=f"with commas, of {', '.join(NAMES)}")
+    parser.add_argument("--insist", action="store_true", help="lose what cannot be made again")
 
 
 def run_of(word: str) -> str:
@@ -113,6 +121,12 @@ def evaluated(given: argparse.Namespace) -> Line:
     return [str(report)], [str(written)]
 
 
+def cleaned(given: argparse.Namespace) -> None:
+    """No Snakemake: what there is, or what was deleted, is printed."""
+    keep = None if given.keep is None else [name for name in given.keep.split(",") if name]
+    print("\n".join(clean(RunFolder(given.run), keep, given.insist)))
+
+
 COMMANDS: Mapping[str, Command] = {
     "plan": Command(
         "check a run and tell what it will do and cost; nothing else is made",
@@ -127,6 +141,9 @@ COMMANDS: Mapping[str, Command] = {
         takes_judge,
         evaluated,
     ),
+    "clean": Command(
+        "tell what of a run may be deleted; with --keep, delete all else", takes_kinds, cleaned
+    ),
     "verify": Command(
         "read what there is of a run again, and tell how to mend what is damaged",
         takes_files,
@@ -137,14 +154,17 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def line_of(given: argparse.Namespace, through: Sequence[str]) -> list[str]:
-    """The words of Snakemake for a command.
+    """The words of Snakemake for a command; none where it has done all itself.
 
     Args:
         through: words for Snakemake itself; before the configurations, since Snakemake takes all
             words that follow --configfile for such.
     """
     is_told = any(word.startswith(MACHINE) for word in through)
-    words, files = COMMANDS[given.command].line(given)
+    line = COMMANDS[given.command].line(given)
+    if line is None:
+        return []
+    words, files = line
     return [
         *([] if Path("Snakefile").is_file() else ["--snakefile", str(HOME / "Snakefile")]),
         *([] if is_told else ["--cores", "all"]),
@@ -175,6 +195,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not any((folder / "Snakefile").is_file() for folder in (HOME, Path())):
             raise ValueError("there is no Snakefile here: call it in a checkout of Distillery")
         line = line_of(arguments, given[end + 1 :])
+        if not line:
+            return
         print(shlex.join(["snakemake", *line]), file=sys.stderr, flush=True)
         os.execv(sys.executable, [sys.executable, "-m", "snakemake", *line])  # noqa: S606
 
