@@ -29,15 +29,9 @@ from distillery.model_folder import (
 )
 from distillery.student.build import build_student
 from distillery.student.export import export_student
-from distillery.student.lora import (
-    BASE,
-    LORA_FILE,
-    check_lora,
-    count_lora,
-    load_student,
-    load_trainable,
-)
+from distillery.student.lora import LORA_FILE, check_lora, count_lora
 from distillery.student.lora_names import COMFYUI_FILE, KOHYA_FILE
+from distillery.student.stored import BASE, load_student, load_trainable
 from distillery.teacher import weights
 from families import CASES
 from families.case import FamilyCase

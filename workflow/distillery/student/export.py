@@ -25,9 +25,10 @@ from distillery.schedulers import Scheduler
 from distillery.store.belonging import check_student_of
 from distillery.store.recipes import TrainingRecipe
 from distillery.student.info import TIME_FILE
-from distillery.student.lora import LORA_FILE, has_lora, load_student
+from distillery.student.lora import LORA_FILE, has_lora
 from distillery.student.lora_names import write_other_names
 from distillery.student.schedule import check_exported, few_step_scheduler
+from distillery.student.stored import load_student
 from distillery.student.time_embeddings import has_time_embeddings
 from distillery.student.usage import lora_code, student_code, time_code
 from distillery.teacher.components import INDEX

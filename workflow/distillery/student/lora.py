@@ -2,8 +2,7 @@
 
 Their file in a student's folder has the names and the metadata that Diffusers gives a LoRA, so
 `pipeline.load_lora_weights(folder)` reads it. Before the training it adds zero, and the weights
-beside it are the student. A trained one has them in `BASE`, as links: its own weights are written
-when it is exported.
+beside it are the student.
 """
 
 import json
@@ -18,21 +17,11 @@ from safetensors.torch import load_file, save
 from distillery.config.student import Lora
 from distillery.families import Family
 from distillery.families.protocol import Denoiser
-from distillery.model_folder import full_disk_as_os_error, load_denoiser, save_denoiser
-from distillery.student.time_embeddings import (
-    has_time_embeddings,
-    load_with_learned,
-    load_with_trainable,
-    save_time_embeddings,
-)
+from distillery.model_folder import full_disk_as_os_error, load_denoiser
 from distillery.teacher.adapters import cast
-from distillery.teacher.weights import link_network
 
 LORA_FILE = "pytorch_lora_weights.safetensors"
 """The name that Diffusers looks for."""
-BASE = "base"
-"""Folder in a trained student's: of the network that the additions are to, or of which little is
-trained. What an earlier release trained has none, and weights with the additions in them."""
 ADAPTER = "student"
 METADATA = "lora_adapter_metadata"
 """Where Diffusers keeps an adapter's configuration in the header of its file."""
@@ -194,67 +183,28 @@ def has_lora(folder: Path) -> bool:
     return (folder / LORA_FILE).is_file()
 
 
-def load_trainable(folder: Path, dtype: torch.dtype) -> Denoiser:
-    """The student in a folder, ready to train; only the trained weights, float32, need a gradient.
-
-    Args:
-        folder: of the untrained student.
-        dtype: of the forward pass. Frozen weights are held in it, which takes half the memory:
-            autocast would cast them so in each pass, and nothing is ever added to them.
-    """
-    if has_lora(folder):
-        return load_with_lora(folder, dtype)
-    if has_time_embeddings(folder):
-        return load_with_trainable(folder, dtype)
-    return load_denoiser(folder, torch.float32).requires_grad_(True)
-
-
-def save_trained(trained: Denoiser, initial: Path, output: Path, family: Family) -> None:
-    """Write a trained student as a float32 model folder, or what it has learned beside its
-    teacher's network.
-
-    Args:
-        trained: as `load_trainable` gave it, on the CPU.
-        initial: folder it was loaded from.
-        output: temporary folder to write.
-    """
-    if has_lora(initial):
-        link_network(initial, output / BASE)
-        save_lora(trained, output, family)
-    elif has_time_embeddings(initial):
-        link_network(initial, output / BASE)
-        save_time_embeddings(trained, output, family)
-    else:
-        save_denoiser(trained, output)
-
-
-def load_student(folder: Path, dtype: torch.dtype) -> Denoiser:
-    """The student in a folder as one network, trained or not; additions are fused in float32."""
-    if not (folder / BASE).is_dir():
-        return load_denoiser(folder, dtype)
-    if has_time_embeddings(folder):
-        return load_with_learned(folder, folder / BASE, dtype)
-    whole = load_with_lora(folder, torch.float32)
-    whole.fuse_lora(safe_fusing=True)  # type: ignore[operator]
-    whole.unload_lora()  # type: ignore[operator]
-    cast(whole, dtype)
-    return whole
-
-
-def load_with_lora(folder: Path, dtype: torch.dtype) -> Denoiser:
+def load_with_lora(folder: Path, base: Path, dtype: torch.dtype) -> Denoiser:
     """The student in a folder with its additions beside the frozen weights.
 
     Args:
-        folder: of the student, trained or not.
+        base: folder of the network that has these.
         dtype: of the frozen weights; the additions are float32.
     """
     from peft import set_peft_model_state_dict
 
-    base = folder / BASE
-    denoiser = load_denoiser(base if base.is_dir() else folder, dtype)
+    denoiser = load_denoiser(base, dtype)
     _add_adapter(denoiser, read_config(folder / LORA_FILE))
     tensors = load_file(folder / LORA_FILE)
     own = {name.partition(".")[2]: value for name, value in tensors.items()}
     problems: Any = set_peft_model_state_dict(denoiser, own, adapter_name=ADAPTER)
     assert not problems.unexpected_keys, "the file was written for this network"
     return denoiser
+
+
+def load_fused(folder: Path, base: Path, dtype: torch.dtype) -> Denoiser:
+    """The same as one network; the additions are fused in float32."""
+    whole = load_with_lora(folder, base, torch.float32)
+    whole.fuse_lora(safe_fusing=True)  # type: ignore[operator]
+    whole.unload_lora()  # type: ignore[operator]
+    cast(whole, dtype)
+    return whole

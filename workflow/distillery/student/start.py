@@ -9,7 +9,7 @@ from distillery.files import hash_json, read_json, read_sealed
 from distillery.model_folder import CONFIG, FILES, METADATA, find_changes
 from distillery.student.custom_shape import other_interface
 from distillery.student.info import StudentInfo, read_student_info
-from distillery.student.lora import BASE, has_lora
+from distillery.student.stored import BASE
 from distillery.teacher.components import INDEX
 
 
@@ -60,7 +60,7 @@ def find_start(folder: Path, teacher: Denoiser, family: Family) -> Start:
     about = read_sealed(folder / METADATA)
     if "recipe" not in about:
         raise ValueError(f"{where}: it was not trained; give student/trained of its run")
-    if has_lora(folder) or (folder / BASE).is_dir():
+    if (folder / BASE).is_dir():
         raise ValueError(
             f"{where}: its weights lie apart, its teacher's and what it has learned; give its "
             "pipeline, student/pipeline of its run, whose network has both in one"
