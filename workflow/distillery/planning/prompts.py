@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, prompts_stage, read_frozen, resolve_sampling
+from distillery.config.jobs import freeze, read_frozen, resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.section import Split
 from distillery.config.teacher import Teacher
@@ -45,10 +45,10 @@ def on_made(
     """
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
-        stage = prompts_stage(config, run_folder, split)
+        stage = f"prompts-{split}"
         frozen = run_folder.config(stage)
         try:
-            if stage != "prompts" and read_frozen(frozen) != freeze(config, stage):
+            if read_frozen(frozen) != freeze(config, stage):
                 continue  # which Snakemake sees
         except (FileNotFoundError, ValueError):  # the job that reads it says what is damaged
             continue
@@ -56,9 +56,7 @@ def on_made(
         if source is None or not made.is_file() or not has_changed(made, prompts[split], False):
             continue  # changed images alone make the table again, see `dates.hidden_outputs`
         made_ns = made.stat().st_mtime_ns
-        # That of both splits, of an earlier release, is dated by the other split too.
-        dated = [Path(source), *([frozen] if stage != "prompts" else [])]
-        if all(path.stat().st_mtime_ns <= made_ns for path in dated):
+        if all(path.stat().st_mtime_ns <= made_ns for path in (Path(source), frozen)):
             yield on_older(source, "what this run has made of it")
 
 
