@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from distillery.families import Setting, Size, family_of
 from distillery.families.protocol import Conditioning
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_skeleton
+from distillery.teacher.skeleton import load_skeleton
 
 TERA = 1e12
 

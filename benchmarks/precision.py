@@ -13,7 +13,8 @@ from distillery.families.protocol import Denoiser
 from distillery.generation.speed import compile_networks
 from distillery.model_folder import load_denoiser
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import keep_states_in_float32, load_exact_teacher
+from distillery.teacher.loading import load_exact_teacher
+from distillery.teacher.rounding import keep_states_in_float32
 
 NUM_STEPS = 3
 """Equal steps from noise to image; one call of the network is compared in each."""

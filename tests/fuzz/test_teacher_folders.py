@@ -20,7 +20,8 @@ from distillery.families import Conditioning
 from distillery.generation.embeddings import all_but_text, check_texts, encode_texts
 from distillery.notes import refuse
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_skeleton, load_teacher, load_tokenizers, on_networks
+from distillery.teacher.loading import load_teacher, load_tokenizers
+from distillery.teacher.skeleton import load_skeleton, on_networks
 from families import CASES
 from families.case import FamilyCase
 from fuzzing import seeds

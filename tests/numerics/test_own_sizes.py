@@ -16,7 +16,7 @@ from distillery.schedulers import GRID_TOLERANCE
 from distillery.store.trajectories import TrajectoryStore
 from distillery.student.schedule import check_size, student_scheduler
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import load_skeleton
+from distillery.teacher.skeleton import load_skeleton
 from distillery.teacher.solver import load_scheduler
 from distillery.training.batches import Batches
 from distillery.training.data import SegmentDataset

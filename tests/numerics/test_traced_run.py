@@ -33,7 +33,8 @@ from distillery.store.embeddings import EmbeddingStore
 from distillery.store.tables import read_table
 from distillery.store.trajectories import TrajectoryStore
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_exact_teacher, load_skeleton, load_teacher
+from distillery.teacher.loading import load_exact_teacher, load_teacher
+from distillery.teacher.skeleton import load_skeleton
 from families import CASES
 from families.calls import generators
 from families.made import made_teacher

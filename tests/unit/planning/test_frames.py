@@ -11,7 +11,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import Size
 from distillery.planning.page import TIMES
 from distillery.student.usage import student_code
-from distillery.teacher import loading
+from distillery.teacher import skeleton
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_teacher
 from families import CASES
@@ -103,9 +103,9 @@ def test_a_vae_decodes_in_tiles_where_it_can(
     call = {"dtypes": {"default": "float32"}, "absent": {}, "cast_latents": False, "arguments": {}}
     code = student_code(call | {"image": "images[0]", "vae_tiling": True})
     assert "pipeline.vae.enable_tiling()" in code
-    monkeypatch.setattr(loading, "_skeleton", lambda _folder, _name: torch.nn.Module())
+    monkeypatch.setattr(skeleton, "skeleton_of", lambda _folder, _name: torch.nn.Module())
     with pytest.raises(ValueError, match=r"teacher\.vae_tiling is true: this VAE cannot"):
-        loading.check_options(teacher, found)
+        skeleton.check_options(teacher, found)
 
 
 def all_but_vae(found: PipelineFolder) -> tuple[str, ...]:

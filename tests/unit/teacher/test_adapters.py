@@ -30,7 +30,7 @@ from distillery.teacher.adapters import (
     text_hash,
 )
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import check_options
+from distillery.teacher.skeleton import check_options
 from families import sdxl, wan_two_experts
 from families.made import made_teacher
 from lora_files import DIALECTS, LoraFile

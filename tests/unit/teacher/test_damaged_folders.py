@@ -15,7 +15,7 @@ from distillery.config.teacher import Teacher
 from distillery.families import Size
 from distillery.notes import refuse
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import load_skeleton, on_networks
+from distillery.teacher.skeleton import load_skeleton, on_networks
 from families import sd3, sdxl
 from tiny import HEIGHT, WIDTH
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families.protocol import Denoiser
-from distillery.teacher.loading import can_be_in_float32, in_float32
+from distillery.teacher.rounding import can_be_in_float32, in_float32
 from families import sdxl
 from runs import loaded, make_run
 from tiny import HEIGHT, WIDTH

@@ -20,8 +20,8 @@ from distillery.config.teacher import Teacher
 from distillery.families import Request, Setting, Size
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import check_options
 from distillery.teacher.placement import balance, check_devices, plan_blocks
+from distillery.teacher.skeleton import check_options
 from families import sdxl
 from runs import CPU, loaded
 from tiny import MAX_TOKENS, make_tiny_wan, tiny_transformer

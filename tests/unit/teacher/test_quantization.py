@@ -18,9 +18,10 @@ from distillery.planning.plan import make_plan
 from distillery.teacher import quantization
 from distillery.teacher.adapters import denoiser_hash, teacher_hash, text_hash
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import in_float32, load_adapted, load_teacher, unpacked_of
+from distillery.teacher.loading import load_adapted, load_teacher, unpacked_of
 from distillery.teacher.memory import estimate, loaded_bytes
 from distillery.teacher.quantization import Int8Linear, quantise
+from distillery.teacher.rounding import in_float32
 from distillery.telemetry import read_events
 from families import flux_dev, made, sdxl, wan
 from families.case import FamilyCase

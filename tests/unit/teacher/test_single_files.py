@@ -23,7 +23,8 @@ from distillery.planning.plan import make_plan
 from distillery.teacher import single_file
 from distillery.teacher.adapters import denoiser_hash, teacher_hash, text_hash
 from distillery.teacher.folder import find_teacher
-from distillery.teacher.loading import load_adapted, load_teacher, on_networks
+from distillery.teacher.loading import load_adapted, load_teacher
+from distillery.teacher.skeleton import on_networks
 from families import flux_dev, made, pixart, sd3, sd15, sd21, sdxl, wan, wan_two_experts
 from families.case import FamilyCase
 from runs import Run, family_run, summary

@@ -19,7 +19,7 @@ from distillery.files import read_json
 from distillery.teacher import folder as module
 from distillery.teacher.components import config_of
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_skeleton
+from distillery.teacher.skeleton import load_skeleton
 from runs import loaded
 from tiny import HEIGHT, LATENT_SHAPE, WIDTH, make_tiny_wan
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distillery.families import FAMILIES, Family, family_named
-from distillery.teacher.loading import cast_timestep, keep_states_in_float32
+from distillery.teacher.rounding import cast_timestep, keep_states_in_float32
 
 Call = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor], object]
 CALLS: dict[str, Call] = {

@@ -19,7 +19,8 @@ from distillery.generation.speed import PROBE_STEPS, Workload, loading_timed, ma
 from distillery.noise import SampleId, noise_seed
 from distillery.store.embeddings import EmbeddingStore
 from distillery.teacher.decoding import pop_decode_seconds
-from distillery.teacher.loading import can_be_in_float32, denoisers_of, in_float32
+from distillery.teacher.loading import denoisers_of
+from distillery.teacher.rounding import can_be_in_float32, in_float32
 from distillery.telemetry import Reporter
 
 Result = TypeVar("Result")

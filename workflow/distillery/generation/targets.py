@@ -28,7 +28,8 @@ from distillery.store.trajectories import SIZE, knots_of, rows_of_chunks, tensor
 from distillery.student.schedule import check_student_grid
 from distillery.teacher.adapters import teacher_hash
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import load_exact_teacher, load_skeleton, torch_dtype, unpacked_of
+from distillery.teacher.loading import load_exact_teacher, torch_dtype, unpacked_of
+from distillery.teacher.skeleton import load_skeleton
 from distillery.teacher.solver import load_scheduler
 from distillery.telemetry import Reporter
 

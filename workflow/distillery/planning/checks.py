@@ -36,7 +36,7 @@ from distillery.planning.from_run import on_from_run, on_student_run
 from distillery.planning.jobs import StageJobs
 from distillery.planning.requests import read_requests
 from distillery.planning.trace import on_trace
-from distillery.teacher import loading, memory
+from distillery.teacher import memory, skeleton
 from distillery.teacher.quantization import how_quantised
 from distillery.teacher.solver import on_solver
 
@@ -50,7 +50,7 @@ def _trained(check: Check) -> Check:
 
 # Of a damaged folder nothing else can be asked.
 FOLDER: tuple[Check, ...] = (
-    lambda it: loading.on_networks(it.folder),
+    lambda it: skeleton.on_networks(it.folder),
     lambda it: prompts.on_made(it.config, it.prompts, it.run_folder),
 )
 
@@ -81,7 +81,7 @@ WISHES_OF_TRAINING: tuple[Check, ...] = (
 WISHES: tuple[Check, ...] = (
     lambda it: sizes.on_sizes(it.config, it.folder, it.prompts),
     lambda it: prompts.on_sequence_length(it.config.teacher, it.folder.family),
-    lambda it: loading.check_options(it.config.teacher, it.folder),
+    lambda it: skeleton.check_options(it.config.teacher, it.folder),
     lambda it: guidance.on_second_scale(it.config, it.folder),
     lambda it: guidance.on_interval(it.config, it.folder),
     lambda it: prompts.check_all_texts(it.config.teacher, it.folder, it.prompts),

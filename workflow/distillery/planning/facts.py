@@ -45,7 +45,7 @@ from distillery.student.build import plan_student
 from distillery.student.info import StudentInfo, describe_student
 from distillery.student.schedule import check_size, student_grid, student_scheduler
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_skeleton
+from distillery.teacher.skeleton import load_skeleton
 from distillery.teacher.solver import load_scheduler
 from distillery.training.execution import Execution, Machine
 from distillery.training.objectives import segment_weights

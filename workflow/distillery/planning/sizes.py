@@ -13,7 +13,7 @@ from distillery.notes import Note, doubt, error
 from distillery.planning.page import TIMES
 from distillery.prompts import own_sizes
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_skeleton
+from distillery.teacher.skeleton import load_skeleton
 from distillery.words import counted
 
 SIZES_LEARNED = (Stored, Rollouts)

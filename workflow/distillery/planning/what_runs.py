@@ -27,8 +27,8 @@ from distillery.prompts import own_negatives
 from distillery.teacher.adapter_files import facts_of
 from distillery.teacher.adapters import find_adapter
 from distillery.teacher.folder import PipelineFolder
-from distillery.teacher.loading import load_skeleton
 from distillery.teacher.memory import Memory, summarise_memory
+from distillery.teacher.skeleton import load_skeleton
 from distillery.words import counted, listed, listed_numbers
 
 Facts = list[tuple[str, str]]

@@ -33,13 +33,9 @@ from distillery.student.time_embeddings import has_time_embeddings
 from distillery.student.usage import lora_code, student_code, time_code
 from distillery.teacher.components import INDEX
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import (
-    is_in_folder,
-    load_changed,
-    load_skeleton,
-    torch_dtype,
-)
+from distillery.teacher.loading import is_in_folder, load_changed, torch_dtype
 from distillery.teacher.origin import find_origin
+from distillery.teacher.skeleton import load_skeleton
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.weights import link_or_copy, plain_name, weights_in, weights_of
 from distillery.words import alternatives, listed

@@ -1,10 +1,7 @@
 """Load the parts of a pipeline that a job needs, as the configuration asks."""
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import lru_cache, partial
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,24 +10,18 @@ from distillery.config.section import Dtype
 from distillery.config.teacher import Teacher
 from distillery.families import Family
 from distillery.families.protocol import Denoiser, Pipeline
-from distillery.files import read_json
 from distillery.model_folder import load_denoiser
-from distillery.notes import Note, error, noting, refuse
-from distillery.teacher.adapters import adapt, adapted_components, cast, check_adapters
-from distillery.teacher.components import INDEX, check_classes, library_of, unusable
+from distillery.teacher.adapters import adapt, adapted_components, cast
+from distillery.teacher.components import library_of, unusable
 from distillery.teacher.decoding import guard_decoding
-from distillery.teacher.folder import PipelineFolder, check_texts_present
-from distillery.teacher.placement import check_attention, check_devices, place, set_attention
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.placement import check_devices, place, set_attention
 from distillery.teacher.quantization import quantise
-from distillery.teacher.single_file import on_file, read_network
+from distillery.teacher.rounding import keep_states_in_float32
+from distillery.teacher.single_file import read_network
+from distillery.teacher.skeleton import hollow
 from distillery.teacher.solver import load_scheduler
 from distillery.teacher.tokenizers import check_class
-from distillery.teacher.unread import Read, on_read, read_by_diffusers, read_by_transformers
-from distillery.teacher.weights import CONFIG, check_counts, check_fit, check_layers
-
-TIMESTEP = "timestep"
-"""The argument of all denoisers."""
-LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def torch_dtype(name: Dtype) -> torch.dtype:
@@ -88,7 +79,7 @@ def load_teacher(
             quantise(denoiser, teacher.quantization, torch_dtype(teacher.dtype), device)
     pipeline.scheduler = load_scheduler(folder, teacher)
     for name in leave_out if with_hollow else ():
-        setattr(pipeline, name, _hollow(folder, name, torch_dtype(teacher.dtype)))
+        setattr(pipeline, name, hollow(folder, name, torch_dtype(teacher.dtype)))
     return _set_up(pipeline, teacher, folder.family, device)
 
 
@@ -97,7 +88,7 @@ def load_exact_teacher(
 ) -> Pipeline:
     """`load_teacher` for calls with float32 states, which become the student's targets.
 
-    See `keep_states_in_float32`.
+    See `rounding.keep_states_in_float32`.
     """
     return _exact(load_teacher(teacher, folder, device, leave_out), teacher, folder.family)
 
@@ -120,7 +111,7 @@ def load_exact_student(
 ) -> Pipeline:
     """`load_student` for calls with float32 states, which the teacher then walks on from.
 
-    See `keep_states_in_float32`.
+    See `rounding.keep_states_in_float32`.
     """
     return _exact(load_student(teacher, folder, device, leave_out), teacher, folder.family)
 
@@ -242,169 +233,6 @@ def denoisers_of(pipeline: Pipeline, family: Family) -> dict[str, Denoiser]:
     return {name: denoiser for name, denoiser in components.items() if denoiser is not None}
 
 
-def keep_states_in_float32(denoiser: Denoiser, dtype: torch.dtype, family: Family) -> None:
-    """Let a network that computes in `dtype` take and return float32, so that no sampler rounds.
-
-    Stock pipelines hold the states in the network's type. With bfloat16 every step then rounds to
-    three digits, and guidance multiplies the rounding. Hooks that cast the network's inputs and
-    outputs keep states, guidance and scheduler in float32 at no cost. Not cast are timesteps, be
-    they one or one of each token, since bfloat16 has no odd number above 256, but where the stock
-    call rounds them; and what else is float32 in the stock call, such as tables of positions.
-    """
-    names = _names_of(denoiser)
-    kept = family.in_float32 | {(TIMESTEP,)}
-
-    def enter(
-        _module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = cast_timestep(denoiser, args, kwargs, dtype, family)
-        given = tuple(
-            _cast_states(value, dtype, kept, names[place : place + 1])
-            for place, value in enumerate(args)
-        )
-        return given, _cast_states(kwargs, dtype, kept)
-
-    def leave(_module: torch.nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
-        return _cast_states(output, torch.float32)
-
-    if dtype != torch.float32:
-        denoiser.register_forward_pre_hook(enter, with_kwargs=True)
-        denoiser.register_forward_hook(leave)
-
-
-def cast_timestep(
-    denoiser: Denoiser,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dtype: torch.dtype,
-    family: Family,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give a network's arguments from a stock call with float32 states the timestep of a call in
-    `dtype`, whether the call names it or not."""
-    place = _place_of_timestep(denoiser)
-    is_named = not 0 <= place < len(args)
-    timestep = kwargs.get(TIMESTEP) if is_named else args[place]
-    is_float32 = isinstance(timestep, torch.Tensor) and timestep.dtype == torch.float32
-    if dtype == torch.float32 or timestep is None or not is_float32:
-        return args, kwargs
-    as_stock = family.stock_timestep(timestep, dtype)
-    if is_named:
-        return args, kwargs | {TIMESTEP: as_stock}
-    return (*args[:place], as_stock, *args[place + 1 :]), kwargs
-
-
-def _place_of_timestep(denoiser: Denoiser) -> int:
-    """Where a network takes the timestep; -1: nowhere."""
-    names = _names_of(denoiser)
-    return names.index(TIMESTEP) if TIMESTEP in names else -1
-
-
-def _names_of(denoiser: Denoiser) -> tuple[str, ...]:
-    """Names of the arguments of a network, or of the one in a wrapper's `module`."""
-    network = getattr(denoiser, "module", denoiser)
-    return tuple(inspect.signature(network.forward).parameters)
-
-
-def can_be_in_float32(denoiser: Denoiser) -> bool:
-    """Whether `in_float32` is possible and of use: weights of lower precision, on one device."""
-    is_low = any(parameter.dtype in LOW_PRECISION for parameter in denoiser.parameters())
-    return is_low and not hasattr(denoiser, "_hf_hook")
-
-
-@contextmanager
-def in_float32(denoiser: Denoiser) -> Iterator[None]:
-    """Let a network compute in float32 for a while; its weights come back bit for bit.
-
-    Takes twice their memory meanwhile.
-    """
-    tensors = [*denoiser.parameters(), *denoiser.buffers()]
-    before = [(tensor, tensor.dtype) for tensor in tensors if tensor.dtype in LOW_PRECISION]
-    try:
-        for tensor, _ in before:
-            tensor.data = tensor.data.float()
-        yield
-    finally:
-        for tensor, dtype in before:
-            tensor.data = tensor.data.to(dtype)
-
-
-def _cast_states(
-    value: Any,
-    dtype: torch.dtype,
-    kept: Collection[tuple[str | int, ...]] = (),
-    place: tuple[str | int, ...] = (),
-) -> Any:
-    """Cast floating tensors of two or more dimensions, in tuples and mappings too, but for those at
-    some places."""
-    if isinstance(value, torch.Tensor):
-        is_state = value.is_floating_point() and value.ndim > 1 and place not in kept
-        return value.to(dtype) if is_state else value
-    if isinstance(value, tuple):
-        items = enumerate(value)
-        return tuple(_cast_states(item, dtype, kept, (*place, at)) for at, item in items)
-    if isinstance(value, dict):
-        return {
-            name: _cast_states(item, dtype, kept, (*place, name)) for name, item in value.items()
-        }
-    return value
-
-
-def load_skeleton(folder: PipelineFolder) -> Pipeline:
-    """The pipeline with its shapes but without weights: denoisers and VAE on the meta device.
-
-    Callers share it, and change nothing in it: a large one takes seconds.
-
-    Raises ValueError that names the component which cannot be made of its files.
-    """
-    files = sorted((folder.path / INDEX, *folder.path.glob("*/*.json")))
-    return _load_skeleton(folder, tuple((path, path.stat().st_mtime_ns) for path in files))
-
-
-@lru_cache(maxsize=1)
-def _load_skeleton(folder: PipelineFolder, _dates: tuple[tuple[Path, int], ...]) -> Pipeline:
-    components, settings = folder.pipeline_class._get_signature_keys(folder.pipeline_class)
-    parts: dict[str, Any] = dict.fromkeys(components)
-    # Diffusers ignores settings that its class does not know.
-    parts |= {name: folder.index[name] for name in settings if name in folder.index}
-    with unusable(folder.path / "scheduler"):
-        parts["scheduler"] = load_scheduler(folder)
-    for name in (*folder.family.denoisers, "vae"):
-        if name in folder.components:
-            parts[name] = _skeleton(folder, name)
-    with unusable(folder.path / INDEX):
-        return folder.pipeline_class(**parts)
-
-
-def _skeleton(folder: PipelineFolder, name: str) -> torch.nn.Module:
-    """A network of Diffusers, or a text encoder of Transformers, on the meta device."""
-    path, tensors = folder.path / name, folder.tensors.get(name)
-    with unusable(path / CONFIG), torch.device("meta"):
-        check_counts(path / CONFIG, tensors)
-        model = getattr(library_of(folder.index[name]), folder.components[name])
-        skeleton: torch.nn.Module
-        if hasattr(model, "load_config"):
-            skeleton = model.from_config(model.load_config(path))
-        else:
-            skeleton = model(model.config_class.from_pretrained(path))
-            skeleton.tie_weights()  # type: ignore[operator]
-    return skeleton
-
-
-def _hollow(folder: PipelineFolder, name: str, dtype: torch.dtype) -> Denoiser:
-    """A network with its configuration and empty weights, for calls that end before it."""
-    network = _skeleton(folder, name)
-    for module in network.modules():
-        held: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for tensors in held:
-            for key, tensor in [*tensors.items()]:
-                if tensor is not None:
-                    own = dtype if tensor.is_floating_point() else tensor.dtype
-                    empty = torch.empty(0, dtype=own)
-                    is_weight = isinstance(tensor, torch.nn.Parameter)
-                    tensors[key] = torch.nn.Parameter(empty, False) if is_weight else empty
-    return network
-
-
 def load_tokenizers(folder: PipelineFolder) -> Pipeline:
     """The pipeline with its tokenizers and without any model: all that a prompt's length needs.
 
@@ -416,72 +244,3 @@ def load_tokenizers(folder: PipelineFolder) -> Pipeline:
         for name in tokenizers:
             check_class(folder, name)
         return _read_pipeline(folder, {}, tuple(models))
-
-
-def check_options(teacher: Teacher, folder: PipelineFolder) -> None:
-    """Raise ValueError if adapters, attention or tiling do not fit the teacher; reads no weights of
-    it."""
-    if teacher.vae_tiling and not hasattr(_skeleton(folder, "vae"), "use_tiling"):
-        raise ValueError("teacher.vae_tiling is true: this VAE cannot decode in tiles; remove it")
-    if not teacher.adapters and teacher.attention is None:
-        return
-    denoisers: dict[str, Denoiser] = {name: _skeleton(folder, name) for name in folder.denoisers}
-    notes: list[Note] = []
-    with noting(notes):
-        for denoiser in denoisers.values():
-            if teacher.attention is not None:
-                check_attention(denoiser, teacher.attention, teacher.dtype)
-    with noting(notes):
-        check_adapters(denoisers, partial(_skeleton, folder), teacher, folder)
-    refuse(notes)
-
-
-def on_networks(folder: PipelineFolder) -> Iterator[Note]:
-    """Weights that are not those of the network that config.json describes, and tensors that no
-    network knows; reads headers alone. Raises ValueError for what no network can be made of."""
-    family = folder.family
-    check_texts_present(folder)
-    needed = {*family.denoisers, "vae", "scheduler", *family.text_components}
-    loaded = needed & folder.components.keys() - set(family.may_lack)
-    check_classes(folder.path / INDEX, folder.index, folder.pipeline_class, loaded)
-    there = needed & folder.components.keys()
-    packed = list(on_packed(folder, there - folder.files.keys()))
-    if packed:  # their tensors are not those of a network
-        yield from packed
-        return
-    pipeline = load_skeleton(folder)
-    networks = {**denoisers_of(pipeline, folder.family), "vae": pipeline.vae}
-    for name in networks.keys() - folder.files.keys():
-        check_layers(folder.path / name, networks[name].state_dict(), folder.tensors[name])
-    for name in folder.family.text_components:
-        if "text_encoder" in name and name in folder.components:
-            networks[name] = _skeleton(folder, name)
-    for name, network in networks.items():
-        if name in folder.files:
-            tensors = folder.tensors[name]
-            yield from on_file(folder.files[name], folder.path / name, network, tensors)
-        else:
-            check_fit(folder.path / name, network, folder.tensors[name])
-            yield from on_read(folder.path / name, _read(folder, name, network))
-
-
-def on_packed(folder: PipelineFolder, components: Iterable[str]) -> Iterator[Note]:
-    """Components of a folder that were saved with quantised weights."""
-    for name in sorted(components):
-        path = folder.path / name / CONFIG
-        packing = read_json(path).get("quantization_config") if path.is_file() else None
-        if packing:
-            method = packing.get("quant_method", "no method named")
-            yield error(
-                f"{folder.path / name} holds quantised weights ({method})",
-                ": the student starts from the teacher's numbers, and adapters change them",
-                "use the model as it was released; teacher.quantization packs it where it runs",
-            )
-
-
-def _read(folder: PipelineFolder, name: str, network: torch.nn.Module) -> Read:
-    """How the library of a component reads its weights."""
-    tensors = folder.tensors[name]
-    if name not in folder.family.text_components:
-        return read_by_diffusers(network, tensors)
-    return read_by_transformers(type(network), folder.path / name, tensors)

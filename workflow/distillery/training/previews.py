@@ -34,7 +34,8 @@ from distillery.student.schedule import student_scheduler
 from distillery.student.stored import load_trainable
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder, find_teacher
-from distillery.teacher.loading import cast_timestep, load_network, read_files, torch_dtype
+from distillery.teacher.loading import load_network, read_files, torch_dtype
+from distillery.teacher.rounding import cast_timestep
 from distillery.telemetry import Reporter
 from distillery.training.checkpoint import checkpoint_path, read_student
 from distillery.training.data import SegmentDataset
