@@ -1,6 +1,6 @@
 """A pipeline's folder in Diffusers format: find it, check that it is whole, say which it is."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distillery.config.teacher import Teacher
-from distillery.families import (
-    FAMILIES,
-    FLOW_MAPS,
-    Family,
-    family_named,
-    student_family_of,
-)
+from distillery.families import Family, family_named, student_family_of
 from distillery.families.traced import TRACED, Unknown
 from distillery.files import SINGLE_FILES, JsonObject, could_be_hub_id, hash_json, read_json
 from distillery.hash_cache import hash_large_files
@@ -22,14 +16,8 @@ from distillery.hub import ask_once, explain_missing
 from distillery.importing import imported
 from distillery.model_folder import METADATA, read_metadata
 from distillery.schedulers import without_warnings
-from distillery.teacher.components import (
-    INDEX,
-    LIBRARIES,
-    check_index,
-    dangling_in,
-    is_component,
-    missing_of,
-)
+from distillery.teacher.components import INDEX, dangling_in, is_component, missing_of
+from distillery.teacher.known import check_known
 from distillery.teacher.single_file import find_files, guess_base, tensors_in
 from distillery.teacher.weights import (
     CONFIG,
@@ -46,8 +34,6 @@ from distillery.teacher.weights import (
 NO_INDEX = (
     "teacher.path must be a folder in Diffusers format (what `pipeline.save_pretrained` writes)"
 )
-OTHER_USES = ("Img2Img", "Inpaint")
-"""Parts of the names of pipeline classes that use the same networks otherwise."""
 SINGLE = "single file"
 """In a teacher's hash, the name of a component's weights that are in a file of their own."""
 
@@ -215,7 +201,7 @@ class PipelineFolder:
                 f"{self.path} has no {INDEX}: "
                 + (f"{_explain_single_file(str(single))}" if single else NO_INDEX)
             )
-        _check_classes(self)
+        check_known(self)
 
     def check_complete(self) -> None:
         """Raise unless every component that model_index.json names is there with all its weights.
@@ -267,14 +253,6 @@ def _signature_in(path: Path) -> JsonObject | None:
     return None
 
 
-def check_traceable(pipeline: str) -> None:
-    """Raise ValueError for a class that is none of Diffusers'."""
-    import diffusers
-
-    if not hasattr(diffusers, pipeline):
-        raise ValueError(f"Diffusers {diffusers.__version__} has no class {pipeline}")
-
-
 def find_teacher(teacher: Teacher) -> PipelineFolder:
     """The folder of the teacher, downloaded if `path` is a hub id, checked for completeness.
 
@@ -323,95 +301,6 @@ def _download(teacher: Teacher) -> Path:
     except (OSError, ValueError) as error:
         raise FileNotFoundError(explain_missing(setting, teacher.path, error)) from error
     return Path(downloaded)
-
-
-# Classes: of a known family, and without code of their own.
-
-
-def _check_classes(folder: PipelineFolder) -> None:
-    """Raise ValueError unless a pipeline is of a known family and made of known classes."""
-    path, pipeline = folder.path / INDEX, folder.index.get("_class_name", "")
-    if not isinstance(pipeline, str):
-        raise ValueError(_own_code(path, "_class_name", pipeline))
-    check_index(path, folder.index)
-    for name in folder.components:
-        if not _is_known(str(folder.index[name][0])):
-            raise ValueError(_own_code(path, name, folder.index[name]))
-    other = _text_to_image_class(folder, pipeline)
-    if other:
-        raise ValueError(
-            f"{path} names the class {pipeline}, which begins with an image; {other} has the same "
-            "networks and begins with noise: write it there as _class_name"
-        )
-    try:
-        if folder.is_traced:
-            check_traceable(pipeline)
-        family = folder.family
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    if family in FLOW_MAPS.values():
-        raise ValueError(
-            f"{path} names the class {pipeline}, whose network is told where each step ends: a "
-            "trajectory of it is one of many, so it can be a student and no teacher; use the model "
-            "that it was made from"
-        )
-    check_present(folder, (family.denoisers[0], "vae", "scheduler"))
-
-
-def check_present(folder: PipelineFolder, needed: Iterable[str]) -> None:
-    """Raise ValueError for a part that is needed and that the index does not name."""
-    absent = sorted(set(needed) - folder.components.keys())
-    if absent:
-        raise ValueError(
-            f"{folder.path / INDEX} names no {', no '.join(absent)}, which a {folder.class_name} "
-            "needs: use the whole pipeline, as its save_pretrained writes it"
-        )
-
-
-def check_texts_present(folder: PipelineFolder) -> None:
-    """Raise ValueError for a part that reads prompts and is not there, or is there by half."""
-    family = folder.family
-    check_present(folder, set(family.text_components) - set(family.may_lack))
-    for name in family.text_components:
-        encoder = name.replace("tokenizer", "text_encoder")
-        if (name in folder.components) != (encoder in folder.components):
-            raise ValueError(
-                f"{folder.path / INDEX} names one of {name} and {encoder}: both are needed, or "
-                "[null, null] for both"
-            )
-
-
-def _is_known(library: str) -> bool:
-    """Whether a component's class comes from an installed library, or from one of its modules."""
-    if library in LIBRARIES:
-        return True
-    import diffusers
-
-    return hasattr(diffusers.pipelines, library)
-
-
-def _own_code(path: Path, name: str, value: Any) -> str:
-    return (
-        f"{path}: {name} is {value}, code of the teacher's own, which is never run: use a teacher "
-        f"whose classes come from {' and '.join(LIBRARIES)}"
-    )
-
-
-def _text_to_image_class(folder: PipelineFolder, pipeline: str) -> str | None:
-    """The text-to-image class for the networks of an image-to-image class, if they fit it.
-
-    Networks for inpainting take more channels than they give, and SDXL's refiner, which asks for
-    an aesthetic score, makes no image from text alone.
-    """
-    known = {name: family for family in FAMILIES for name in family.pipeline_classes}
-    for use in OTHER_USES:
-        name = pipeline.replace(use, "")
-        if name != pipeline and name in known and not folder.index.get("requires_aesthetics_score"):
-            path = folder.path / known[name].denoisers[0] / CONFIG
-            config = read_json(path) if path.is_file() else {}
-            same = config.get("out_channels") in (None, config.get("in_channels"))
-            return name if same else None
-    return None
 
 
 # Teachers that are one file.

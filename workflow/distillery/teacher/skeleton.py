@@ -13,7 +13,8 @@ from distillery.files import read_json
 from distillery.notes import Note, error, noting, refuse
 from distillery.teacher.adapters import check_adapters
 from distillery.teacher.components import INDEX, check_classes, library_of, unusable
-from distillery.teacher.folder import PipelineFolder, check_texts_present
+from distillery.teacher.folder import PipelineFolder
+from distillery.teacher.known import check_texts_present
 from distillery.teacher.placement import check_attention
 from distillery.teacher.single_file import on_file
 from distillery.teacher.solver import load_scheduler
