@@ -13,8 +13,9 @@ import pandas as pd
 import torch
 from models import Model
 
-from distillery.config.jobs import EmbeddingsJob, SamplesJob, Sampling, TargetsJob
+from distillery.config.jobs import EmbeddingsJob, SamplesJob, TargetsJob
 from distillery.config.run import Embeddings, Targets
+from distillery.config.sampling import Sampling
 from distillery.config.teacher import Teacher
 from distillery.families import family_of
 from distillery.files import remove, write_json

@@ -15,10 +15,10 @@ from distillery.config.jobs import (
     freeze,
     read_config,
     read_job,
-    user_key,
 )
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, parse_config
+from distillery.config.sampling import user_key
 from distillery.config.section import ONLY_IF_SET
 from distillery.files import write_json
 from training_phases import phases

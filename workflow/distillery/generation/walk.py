@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from distillery.config.jobs import Sampling
+from distillery.config.sampling import Sampling
 from distillery.config.teacher import Teacher
 from distillery.families import Family, Setting, Size, timed
 from distillery.schedulers import ADVICE, Scheduler, copy_of, is_flow, setting_of, told

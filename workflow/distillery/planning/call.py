@@ -11,8 +11,8 @@ from pydantic import JsonValue, TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic_core import ValidationError
 
-from distillery.config.jobs import teachers_calls
 from distillery.config.run import RunConfig
+from distillery.config.sampling import teachers_calls
 from distillery.config.teacher import FPS, Teacher
 from distillery.families.traced import frames_argument
 from distillery.notes import Note, error

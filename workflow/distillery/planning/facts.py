@@ -12,8 +12,9 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import EmbeddingsJob, TargetsJob, resolve_sampling
+from distillery.config.jobs import EmbeddingsJob, TargetsJob
 from distillery.config.run import Config, RunConfig
+from distillery.config.sampling import resolve_sampling
 from distillery.config.ways import Online
 from distillery.families import Size
 from distillery.generation.embeddings import embeddings_recipe

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from distillery.config.jobs import teachers_calls
 from distillery.config.run import RunConfig
+from distillery.config.sampling import teachers_calls
 from distillery.config.teacher import Teacher
 from distillery.files import read_json
 from distillery.model_folder import METADATA

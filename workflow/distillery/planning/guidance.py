@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config, RunConfig
 from distillery.config.samples import SampledModel
+from distillery.config.sampling import Sampling, resolve_sampling
 from distillery.config.section import steps_within
 from distillery.config.teacher import Teacher
 from distillery.notes import Note, advice, doubt, error

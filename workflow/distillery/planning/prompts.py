@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, read_frozen, resolve_sampling
+from distillery.config.jobs import freeze, read_frozen
 from distillery.config.run import Config, RunConfig
+from distillery.config.sampling import resolve_sampling
 from distillery.config.section import Split
 from distillery.config.teacher import Teacher
 from distillery.encodings import LOST, find_misread

@@ -6,8 +6,8 @@ from itertools import chain, pairwise
 
 import torch
 
-from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.config.sampling import resolve_sampling
 from distillery.generation.walk import EVEN, even_changes, solver_of
 from distillery.notes import Note, doubt, error, noting
 from distillery.schedulers import (

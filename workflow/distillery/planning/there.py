@@ -15,9 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, read_frozen, user_key
+from distillery.config.jobs import freeze, read_frozen
 from distillery.config.parsing import flatten
 from distillery.config.run import Config, RunConfig
+from distillery.config.sampling import user_key
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json, read_sealed, repair_commands

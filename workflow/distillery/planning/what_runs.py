@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from distillery.config.jobs import resolve_sampling
 from distillery.config.run import Config, RunConfig
+from distillery.config.sampling import resolve_sampling
 from distillery.config.section import steps_within
 from distillery.config.student import Student
 from distillery.config.teacher import Teacher

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from distillery.config.jobs import Sampling, resolve_sampling
 from distillery.config.run import Config
 from distillery.config.samples import SampledModel
+from distillery.config.sampling import Sampling, resolve_sampling
 from distillery.measures.manifests import ModelSamples
 from distillery.words import counted
 
