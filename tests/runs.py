@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import pandas as pd
 import torch
+from safetensors.torch import load_file
 
 from distillery.config.jobs import (
     RUNTIME,
@@ -327,6 +329,15 @@ class Run:
         job = job.model_copy(update={"training": Training(**training)})
         paths = replace(self.training_paths(output), **changes)
         return self.open_training(job, paths), paths
+
+    def learn(
+        self, output: Path, training: Mapping[str, Any], **changes: Any
+    ) -> tuple[dict[str, torch.Tensor], pd.DataFrame]:
+        """The weights and the losses of a training as `opened_with` opens it."""
+        opened, paths = self.opened_with(output, training, **changes)
+        assert train(opened, paths)
+        weights = load_file(paths.trained / "diffusion_pytorch_model.safetensors")
+        return weights, pd.read_parquet(paths.losses)
 
     def export_untrained(self) -> Path:
         """Export the student as it was built; returns the pipeline's folder."""

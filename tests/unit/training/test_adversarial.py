@@ -253,9 +253,7 @@ def test_levels_are_logit_normal_as_far_as_the_steps_allow(each: Run, tmp_path: 
 
 
 def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:
-    opened, paths = opened_with(run, output, **settings)
-    assert train(opened, paths)
-    return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
+    return run.learn(output, TRAINING | settings)
 
 
 def test_it_changes_the_student_takes_up_a_stored_training_and_resumes(

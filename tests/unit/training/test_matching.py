@@ -271,9 +271,7 @@ def keep_gradients(companion: Companion, kept: list[torch.Tensor]) -> None:
 
 
 def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:
-    opened, paths = opened_with(run, output, **settings)
-    assert train(opened, paths)
-    return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
+    return run.learn(output, TRAINING | settings, targets=run.files.targets)
 
 
 def test_a_resumed_training_has_its_copy(run: Run, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from distillery.config.training import Training
 from distillery.training.checkpoint import differences
-from distillery.training.loop import train
 from distillery.training.state import learning_rate_at
 from runs import Run
 from training_phases import phases
@@ -30,10 +28,7 @@ SECTIONS = {
 
 
 def learn(run: Run, output: Path, **settings: Any) -> tuple[dict[str, Any], pd.DataFrame]:
-    """Weights and losses."""
-    opened, paths = run.opened_with(output, TRAINING | settings)
-    assert train(opened, paths)
-    return load_file(paths.trained / WEIGHTS), pd.read_parquet(paths.losses)
+    return run.learn(output, TRAINING | settings)
 
 
 def test_a_finish_takes_up_a_stored_training_and_learns_what_one_training_does(

@@ -13,7 +13,7 @@ from distillery.report.charts import Chart, Series, line_chart
 from distillery.report.timeline import RANK
 from distillery.student.flow_map import pairs_of
 from distillery.telemetry import Event
-from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT
+from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT, Alarm
 from distillery.words import counted
 
 STAGE = "training"
@@ -50,15 +50,9 @@ class Saves:
 
 
 @dataclass(frozen=True)
-class RaisedAlarm:
-    """An alarm as `training.watchers.alarms.Alarm` has it, and when it rang."""
+class RaisedAlarm(Alarm):
+    """An alarm, and when it rang."""
 
-    name: str
-    subject: str
-    value: float
-    threshold: float
-    meaning: str
-    advice: str
     samples_seen: int
 
     @property
