@@ -41,6 +41,7 @@ from traced.parts import chat_tokenizer
 ROOT = Path(__file__).parents[1]
 STEPS, SEGMENTS, UPDATES = 8, 4, 8
 STOCK_STEPS = (2, 6)
+WRITE_EVERY_S = 60.0
 LORA = {"rank": 64, "targets": ["to_q", "to_k", "to_v", "to_out.0"]}
 COLOURS, THINGS = ("red", "blue", "green", "white"), ("cat", "boat", "house", "tree", "lamp")
 
@@ -248,6 +249,25 @@ def explain(run: Run, results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _ended(process: "subprocess.Popen[bytes]") -> int | None:
+    """Its status, which is waited for; None after a while."""
+    try:
+        return process.wait(WRITE_EVERY_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _so_far(name: str, begin: float) -> dict[str, Any]:
+    """What a run has written until now: a machine may go before the run ends."""
+    written = ROOT / "results" / name
+    files = {"plan": written / "plan.json", "signature": written / "signature.json"}
+    return {
+        "seconds": round(time.time() - begin, 1),
+        "stages": of_stages(list(read_events(written / "telemetry"))),
+        **{name: read_json(path) for name, path in files.items() if path.is_file()},
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     """Make the teacher, measure the stock call, run the workflow, write what came out."""
     parser = argparse.ArgumentParser(
@@ -277,22 +297,16 @@ def main(argv: list[str] | None = None) -> int:
     config, begin = write_run(run, folder, arguments.run, arguments.compile), time.time()
     offload = ["--config", f"teacher={{offload: {arguments.offload}}}"] if arguments.offload else []
     wanted = [f"results/{arguments.run}/{arguments.until}"] if arguments.until else []
-    done = subprocess.run(
-        ["snakemake", "--cores", "all", *wanted, "--configfile", str(config), *offload],
-        cwd=ROOT,
-        check=False,
-    )
-    written = ROOT / "results" / arguments.run
-    results |= {"exit_status": done.returncode, "seconds": round(time.time() - begin, 1)}
-    results["stages"] = of_stages(list(read_events(written / "telemetry")))
-    for name, path in {"plan": "plan.json", "signature": "signature.json"}.items():
-        if (written / path).is_file():
-            results[name] = read_json(written / path)
+    command = ["snakemake", "--cores", "all", *wanted, "--configfile", str(config), *offload]
+    with subprocess.Popen(command, cwd=ROOT) as snakemake:
+        while (status := _ended(snakemake)) is None:
+            write_json(arguments.output, results | _so_far(arguments.run, begin))
+    results |= {"exit_status": status, **_so_far(arguments.run, begin)}
     write_json(arguments.output, results)
     print(json.dumps(results["stages"], indent=1))  # noqa: T201
     if "stock" in results:
         print(explain(run, results))  # noqa: T201
-    return done.returncode
+    return status
 
 
 if __name__ == "__main__":
