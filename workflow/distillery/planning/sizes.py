@@ -61,6 +61,7 @@ def on_sizes(
         try:
             folder.family.latent_shape(skeleton, size)
         except ValueError as refused:
+            # It speaks of the run's keys, and a prompt's columns have their last part as a name.
             cause = f" cannot be made: {str(refused).replace('teacher.', '')}"
             notes.append(error(whose, cause))
     if isinstance(config, Config):

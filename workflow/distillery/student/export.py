@@ -95,12 +95,7 @@ def export_student(
         index = take_over(folder, temporary, denoiser, scheduler)
         if any_step:
             index = _in_class(index, family.pipeline_classes[0])
-        for name, network in load_changed(job.teacher, folder).items():
-            # Hard links: writing over the copy would write over the teacher.
-            shutil.rmtree(temporary / name)
-            with full_disk_as_os_error(temporary / name):
-                network.save_pretrained(temporary / name)
-            copy_permissions(temporary / name)
+        _write_changed(job, folder, temporary)
         save_denoiser(denoiser, temporary / family.denoisers[0])
         scheduler.save_pretrained(temporary / "scheduler")
         write_json(temporary / INDEX, index)
@@ -180,6 +175,16 @@ def take_over(
         elif name in folder.components and (folder.path / name).is_dir():
             _copy_tree(folder.path / name, output / name, folder.variant)
     return index | dict(family.single_network)
+
+
+def _write_changed(job: ExportJob, folder: PipelineFolder, output: Path) -> None:
+    """Write the networks beside the denoisers that are not as in the teacher's folder."""
+    for name, network in load_changed(job.teacher, folder).items():
+        # Hard links: writing over the copy would write over the teacher.
+        shutil.rmtree(output / name)
+        with full_disk_as_os_error(output / name):
+            network.save_pretrained(output / name)
+        copy_permissions(output / name)
 
 
 def _in_class(index: Mapping[str, Any], pipeline_class: str) -> dict[str, Any]:
