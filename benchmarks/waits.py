@@ -32,8 +32,9 @@ from distillery.telemetry import Reporter
 from distillery.training import parallel
 from distillery.training.batch import Batch
 from distillery.training.distributed import RankInfo
+from distillery.training.fitting import micro_batches_for
 from distillery.training.health import StopRequest, Watchdog
-from distillery.training.microbatch import MicroBatches, accumulate_what_fits, micro_batches_for
+from distillery.training.microbatch import MicroBatches, accumulate_what_fits
 from distillery.training.run import Paths, Run, prepare
 from distillery.training.state import TrainingState, new_state, update_average
 from distillery.training.update import LocalUpdate, check_finite, reduce_totals

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from distillery import cli
 from distillery.training import (
     checkpoint,
+    fitting,
     loop,
-    microbatch,
     nodes,
     previews,
     target_teacher,
@@ -167,11 +167,11 @@ def _estimate(num_samples):
     def sized(state, micro_batches, run):
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
         losses, memory = way_at(0, run.training).losses, _Memory(num_samples)
-        microbatch.lower_by_estimates(state, share, micro_batches, losses, run, memory)
+        fitting.lower_by_estimates(state, share, micro_batches, losses, run, memory)
         assert all(parameter.grad is None for parameter in state.denoiser.parameters())
         run.reporter.info(f"estimated: {micro_batches.size}")
 
-    microbatch.find_micro_batch_size = sized
+    fitting.find_micro_batch_size = sized
 
 
 def _record(folder):

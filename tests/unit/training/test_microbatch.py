@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 from distillery.config.ways import Stored
 from distillery.files import read_json
 from distillery.telemetry import read_events
-from distillery.training import loop, microbatch, update
+from distillery.training import fitting, loop, microbatch, update
 from distillery.training.distributed import RankInfo
-from distillery.training.microbatch import NOTES, GpuMemory, MicroBatches, lower_by_estimates
+from distillery.training.fitting import GpuMemory, lower_by_estimates
+from distillery.training.microbatch import NOTES, MicroBatches
 from distillery.training.ways import way_of
 from distillery.training.ways.rollouts import RolloutsWay
 from distillery.training.ways.way import Way
@@ -170,7 +171,7 @@ def test_the_probe_finds_what_fits_and_leaves_no_trace(data, tmp_path, limited, 
     limited[0][0] = room
     run, state, micro_batches, share = opened(data, tmp_path)
     before = {name: value.clone() for name, value in state.denoiser.state_dict().items()}
-    microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
+    fitting.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert micro_batches.size == size
     assert all(parameter.grad is None for parameter in state.denoiser.parameters())
     assert not state.optimizer.state
@@ -189,7 +190,7 @@ def test_the_probe_compiles_for_the_size_alone_that_fits(data, tmp_path, limited
 
     torch._dynamo.reset()
     state.denoiser.forward = torch.compile(state.denoiser.forward, backend=note, dynamic=False)
-    microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
+    fitting.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert set(compiled) == {2}
 
 
@@ -199,7 +200,7 @@ def test_the_probe_turns_on_gradient_checkpointing_where_it_may(data, tmp_path, 
     settings = {"gradient_checkpointing": choice}
     run, state, micro_batches, share = opened(data, tmp_path, **settings)
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
-        microbatch.find_fitting(state, share, micro_batches, stored_losses(), run)
+        fitting.find_fitting(state, share, micro_batches, stored_losses(), run)
     assert state.denoiser.is_gradient_checkpointing == (choice == "auto")
     assert limited[1] == [8, 4, 2, 1] * (2 if choice == "auto" else 1)
 
@@ -302,8 +303,9 @@ def rollouts_run(data, folder, monkeypatch, room):
         return loss_b
 
     change_losses(monkeypatch, compute)
-    monkeypatch.setattr(microbatch, "is_cuda", lambda device: True)
-    monkeypatch.setattr(microbatch, "_reserve", lambda device: torch.empty(0))
+    for module in (microbatch, fitting):
+        monkeypatch.setattr(module, "is_cuda", lambda device: True)
+    monkeypatch.setattr(fitting, "_reserve", lambda device: torch.empty(0))
     for name in ("reset_peak_memory_stats", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     memory = SimpleNamespace(total_memory=1 << 30)
@@ -321,14 +323,14 @@ def test_rollouts_have_a_size_of_their_own_known_from_the_start(
     """And where they alone need it, blocks are computed again for them alone."""
     run = rollouts_run(data, tmp_path, monkeypatch, room)
     state = state_of(data, run)
-    found = microbatch.micro_batches_for(state, run)
+    found = fitting.micro_batches_for(state, run)
     assert {kind: (it.size, it.checkpointing) for kind, it in found.items()} == {
         False: segments,
         True: rollouts,
     }
     assert not state.denoiser.is_gradient_checkpointing
     state.samples_seen = 48
-    again = microbatch.micro_batches_for(state, run)
+    again = fitting.micro_batches_for(state, run)
     assert again[True].size == rollouts[0], "in the middle of the phase"
 
 
@@ -353,7 +355,7 @@ def test_a_rollout_that_will_not_fit_is_told_before_anything_is_learned(
 ):
     run = rollouts_run(data, tmp_path, monkeypatch, room=1)
     with pytest.raises(torch.OutOfMemoryError, match="A single sample does not fit"):
-        microbatch.micro_batches_for(state_of(data, run), run)
+        fitting.micro_batches_for(state_of(data, run), run)
 
 
 @pytest.mark.gpu
@@ -370,7 +372,7 @@ def test_a_gpu_that_is_too_small_for_the_share_gets_less(data, tmp_path):
         room / torch.cuda.get_device_properties(gpu).total_memory, gpu
     )
     try:
-        microbatch.find_micro_batch_size(state, micro_batches, run)
+        fitting.find_micro_batch_size(state, micro_batches, run)
         share = run.dataset.__getitems__(next(run.batches.positions(0)))
         for batch in micro_batches.cut(share):
             update.backward(state.denoiser, batch.to(gpu), stored_losses(), run)

@@ -27,8 +27,9 @@ from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batch import rows
 from distillery.training.batches import next_timed
 from distillery.training.execution import supports_checkpointing
+from distillery.training.fitting import micro_batches_for
 from distillery.training.health import START_LIMIT_S, Peers, Stopped, StopRequest, Watchdog
-from distillery.training.microbatch import accumulate_what_fits, micro_batches_for
+from distillery.training.microbatch import accumulate_what_fits
 from distillery.training.nodes import meet
 from distillery.training.parallel import set_checkpointing, uses_checkpointing
 from distillery.training.run import Paths, PreviewPaths, Run, prepare
