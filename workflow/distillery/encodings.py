@@ -4,10 +4,8 @@ Nothing heavy is imported: a Snakefile reads configurations by it while it is pa
 """
 
 import codecs
-import re
 import shlex
 import unicodedata
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,36 +42,14 @@ ENCODINGS = {
     "EUC-JP": "euc_jp",
     "CP949": "cp949",
 }
-"""Python's names by iconv's, the likeliest first where two give as sound a text."""
-MAX_READINGS = 4
+"""Python's names by iconv's, the likeliest first of equally odd ones."""
+MAX_READINGS = 5
 MAX_SHOWN = 40
 MAX_LINES = 200
 """Lines by which encodings are compared."""
-MAX_ODD = 0.5
-"""Odd places for each character beyond ASCII above which a reading is no text."""
-ONE_SCRIPT = {"HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HALFWIDTH", "FULLWIDTH", "IDEOGRAPHIC"}
-"""Begins of names of letters that stand beside Chinese ones in one word."""
-ODD = (
-    re.compile(r"(?<=[^\W\d_])[^\w\s\x00-\x7f\u2019\u2018·\u2013\u2014\u00ad](?=[^\W\d_])"),
-    re.compile(r"[^\W\d_][„\u201a¿¡]|[€£¥¢][^\W\d_]"),
-    re.compile(r"[\u00aa-\u024f]{3}|[\uff61-\uff9f]"),
-)
-"""A sign between two letters, a mark that opens behind a letter, a currency before one, many
-letters with accents in a row, and narrow katakana."""
-ODD_SIGNS = ("So", "Sm", "Sk", "Sc", "No", "Lm")
-SIGNS = "€£¥©®™°\u00d7±½¼¾²³ー々〆"
-COMMON = {
-    "GB18030": ("gb2312", 0xD7),
-    "BIG5": ("big5", 0xC6),
-    "CP932": ("euc_jp", 0xCF),
-    "EUC-JP": ("euc_jp", 0xCF),
-    "CP949": ("euc_kr", 0xC8),
-}
-"""By encoding: the standard that orders its characters by use, and the last first byte of those in
-common use."""
 NEVER_WRITTEN = {"Cc", "Co", "Cn"}
-NEARLY = 0.1
-"""Of oddness, by which one reading must be sounder than another for the other not to be shown."""
+SELDOM_WRITTEN = {"So", "Sm", "Sk", "Sc", "No", "Lm"}
+"""Signs of mathematics, frames, currencies: Unicode's categories of these."""
 LOST = "\N{REPLACEMENT CHARACTER}"
 """What conversions write for a character that they cannot read."""
 ALLOWED_CONTROLS = "\t\n\r"
@@ -202,70 +178,30 @@ def _advise(content: bytes, command: str) -> str:
 
 
 def _readings(content: bytes, lines: list[bytes]) -> list[str]:
-    """Encodings by which a file is a sound text, the soundest first; one of equal texts."""
+    """Encodings by which a file is a text, the least odd first; one of equal texts."""
     sample = b"\n".join(lines)
-    found: dict[str, tuple[float, bool, int, str]] = {}
-    for order, (name, codec) in enumerate(ENCODINGS.items()):
+    found: dict[str, str] = {}
+    for name, codec in ENCODINGS.items():
         try:
             content.decode(codec)
             text = sample.decode(codec)
         except UnicodeDecodeError:
             continue
         if not NEVER_WRITTEN.intersection(map(unicodedata.category, set(text) - {"\n", "\t"})):
-            oddness = _oddness(text, name)
-            found.setdefault(text, (oddness, _is_shouted(text), order, name))
-    ranked = sorted(found.values())
-    limit = min(MAX_ODD, ranked[0][0] + NEARLY) if ranked else 0
-    return [name for oddness, *_, name in ranked if oddness <= limit][:MAX_READINGS]
+            found.setdefault(text, name)
+    return [found[text] for text in sorted(found, key=_oddness)][:MAX_READINGS]
 
 
-def _oddness(text: str, name: str) -> float:
-    """Places that no written text has, for each character beyond ASCII."""
-    beyond = sum(letter > "\x7f" for letter in text)
-    odd = sum(1 for _ in _odd_pairs(text)) + sum(len(rule.findall(text)) for rule in ODD)
-    odd += sum(_is_odd_sign(letter) for letter in text)
-    if name in COMMON:
-        odd += sum(_is_rare(letter, *COMMON[name]) for letter in text)
-    return odd / max(1, beyond)
+def _oddness(text: str) -> int:
+    """Scripts beside the first, signs that are seldom written, and capitals behind small letters.
 
-
-def _odd_pairs(text: str) -> Iterator[str]:
-    """Capitals behind small letters, and letters of two scripts in a word."""
-    for before, letter in pairwise(text):
-        if (before + letter).isascii() or not (before.isalpha() and letter.isalpha()):
-            continue
-        scripts = {_script(before), _script(letter)}
-        is_chinese_beside_ascii = "CJK" in scripts and (before.isascii() or letter.isascii())
-        is_torn = len(scripts) > 1 and not is_chinese_beside_ascii
-        if is_torn or (before.islower() and letter.isupper()):
-            yield before + letter
-
-
-def _is_odd_sign(letter: str) -> bool:
-    """Whether it is a sign beyond ASCII that texts seldom have, as of mathematics or frames."""
-    return letter > "\x7f" and letter not in SIGNS and unicodedata.category(letter) in ODD_SIGNS
-
-
-def _is_rare(letter: str, codec: str, last: int) -> bool:
-    """Whether a character of East Asia is none of the first level of its standard."""
-    if letter < "\u1100":
-        return False
-    try:
-        return letter.encode(codec)[0] > last
-    except UnicodeEncodeError:
-        return True
-
-
-def _script(letter: str) -> str:
-    """The first word of a letter's name; one for those of East Asia."""
-    name = unicodedata.name(letter, "").split(" ")[0]
-    return "CJK" if name in ONE_SCRIPT else name
-
-
-def _is_shouted(text: str) -> bool:
-    """Whether most letters beyond ASCII are capitals, as in KOI8-R that is no WINDOWS-1251."""
+    By it the right one of 17 encodings is among the first five for all texts of
+    tests/unit/test_prompt_tables.py; people tell which.
+    """
     beyond = [letter for letter in text if letter > "\x7f"]
-    return 2 * sum(map(str.isupper, beyond)) > len(beyond)
+    scripts = {unicodedata.name(it, "").split(" ")[0] for it in beyond if it.isalpha()}
+    signs = sum(unicodedata.category(letter) in SELDOM_WRITTEN for letter in beyond)
+    return len(scripts) + signs + sum(a.islower() and b.isupper() for a, b in pairwise(text))
 
 
 def _differ(line: bytes, names: list[str]) -> bool:
