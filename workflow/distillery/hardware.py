@@ -316,7 +316,6 @@ def _driver_too_old(needed: str, driver: str, known: int) -> str:
 
     Args:
         needed: the CUDA version that PyTorch was built for, as "13.0"; "" for none.
-        driver, known: as `_driver_versions` gives them.
     """
     major = int(needed.partition(".")[0] or 0)
     if not 0 < known // 1000 < major:

@@ -59,7 +59,6 @@ def add_images(
     """Make paths of the prompt file those from here, and hash the files.
 
     Args:
-        folder: of the prompt file.
         size: height and width that all must have; None: any.
 
     Returns (row, problem) of every row whose image cannot be used.

@@ -51,7 +51,6 @@ def hold(
     """Lock a file until this process ends; it stays open on purpose.
 
     Args:
-        path: of the lock file.
         in_use: makes the error from what the file says of the process that holds it.
         tell: called with a line where the file system knows no locks.
         lock: flock, which a process shares with those that it forks, or POSIX's lockf, which

@@ -27,7 +27,6 @@ def parse(model: type[Model], raw: JsonObject, source: str, given: Collection[st
     """Validate through JSON, which strict mode needs for tuples, and explain what is wrong.
 
     Args:
-        raw: as read from YAML.
         source: what errors name: the files.
         given: keys that --config gives, which errors name instead.
     """

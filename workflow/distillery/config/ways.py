@@ -108,7 +108,6 @@ class Phase(Section):
 
         Args:
             span: of its first time, whose `key` begins messages.
-            training: whose phase it is.
         """
         yield from ()
 

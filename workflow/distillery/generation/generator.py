@@ -113,7 +113,6 @@ class Generator:
             batch_size: samples per call; auto finds the largest that pays. With images it is one:
                 many pipelines take several for one prompt.
             largest_batch: the most that `auto` may choose.
-            compiling: `hardware.compile`.
             load_unpacked: a network of the pipeline before its weights were packed, by component;
                 None where they are not.
         """

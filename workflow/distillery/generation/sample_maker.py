@@ -113,7 +113,6 @@ class SampleMaker:
         Args:
             pipeline: folder of the student's pipeline, trained or not; None for the teacher.
             root: folder of the images.
-            compiling: `hardware.compile`.
         """
         _check_source(job, pipeline)
         sampling = job.sampling

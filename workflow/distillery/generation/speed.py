@@ -60,7 +60,6 @@ def maybe_compile(
 
     Args:
         device: nothing is done on a CPU.
-        choice: `hardware.compile`.
         amount: of the whole run.
     """
     denoisers = denoisers_of(pipeline, family).values()

@@ -202,7 +202,6 @@ def stores_of_generating(
 
     Args:
         prompts: tables of its splits.
-        shape: of one latent.
     """
     made = {key["split"]: prompts[key["split"]] for key in encoded_splits(config)}
     embeddings = embeddings_bytes(config.teacher, folder, made)

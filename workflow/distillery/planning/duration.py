@@ -61,7 +61,6 @@ def on_duration(time: Mapping[str, Any], gpus: Gpus, probe: str) -> Iterator[Not
     """Why times are missing, or of another machine than the planned one.
 
     Args:
-        time: what `plan_duration` gives.
         probe: the file that the rates are from.
     """
     if time.get("note"):

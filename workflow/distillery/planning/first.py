@@ -75,7 +75,6 @@ def plan_first(
         sources: files beside the configuration that the plan reads.
         num_processes: that Snakemake gives the training; 0 if no training is to be done.
         num_gpus: the same of GPUs; None if no training is to be done.
-        num_nodes: that these are on.
         requests: what each rule's jobs ask a cluster for; None where there is none.
 
     Raises:
@@ -134,7 +133,6 @@ def asked_to_plan(config: RunConfig, run: RunFolder, sources: Sequence[str], out
 
     Args:
         sources: files beside the configuration that the plan reads.
-        output: of the job.
     """
     if Path(output) == run.config("run"):
         return "null"

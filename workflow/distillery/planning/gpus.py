@@ -54,7 +54,6 @@ def plan_gpus(
     Args:
         local_gpus: on this machine, as in `hardware.describe_hardware`.
         num_gpus: that Snakemake gives the training, if it is to train.
-        num_nodes: that these are on.
     """
     if hardware.gpu is not None:
         kind = parse_gpu(hardware.gpu)

@@ -70,7 +70,6 @@ def on_requests(
 
     Args:
         requests: of each rule that has jobs.
-        needs: as of `host_bytes`.
         time: what `plan_duration` gives; without stages nothing is known.
     """
     for row in jobs:

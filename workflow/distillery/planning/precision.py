@@ -20,12 +20,7 @@ NOTED_SHARE = 0.05
 
 
 def on_rounding(config: Config, grid: Schedule, prediction_type: PredictionType) -> Iterator[Note]:
-    """Short segments, which are the difference of two rounded states.
-
-    Args:
-        grid: the student's.
-        prediction_type: of the student.
-    """
+    """Short segments, which are the difference of two rounded states."""
     dtype = config.targets.dtype
     if dtype == "float32" or config.training.objective != "segment":
         return

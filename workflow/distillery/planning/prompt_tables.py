@@ -59,9 +59,6 @@ def read_splits(prompts: Prompts, teacher: Teacher | None = None) -> dict[str, p
 def read_split(prompts: Prompts, split: Split, teacher: Teacher | None = None) -> pd.DataFrame:
     """A split's prompts from its own file, or its part of the file that both are in.
 
-    Args:
-        teacher: as of `read_splits`.
-
     Raises ValueError for a bad file, or for a fraction that leaves a split without prompts.
     """
     source = prompts.file(split)

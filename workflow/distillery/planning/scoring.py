@@ -32,12 +32,7 @@ def count_features(evaluation: Evaluation) -> dict[str, int]:
 
 
 def on_measures(config: Config, num_features: dict[str, int], num_prompts: int) -> Iterator[Note]:
-    """Measures that will be left out, since they take more images.
-
-    Args:
-        num_features: of each vision model.
-        num_prompts: that are held out.
-    """
+    """Measures that will be left out, since they take more images."""
     samples = config.samples
     num_sampled = min(num_prompts, samples.num_prompts or num_prompts)
     for name, number in num_features.items():

@@ -52,11 +52,7 @@ class Walk:
 def solver_facts(
     config: RunConfig, folder: PipelineFolder, latent_shape: tuple[int, ...]
 ) -> list[tuple[str, str]]:
-    """What the plan says of the teacher's solver, which can take all walks.
-
-    Args:
-        latent_shape: of one sample.
-    """
+    """What the plan says of the teacher's solver, which can take all walks."""
     scheduler = load_scheduler(folder, config.teacher)
     facts = [
         ("solver", _solver(config, folder, scheduler)),

@@ -58,11 +58,7 @@ def on_attention(teacher: Teacher) -> Iterator[Note]:
 
 
 def on_numbers(config: RunConfig, num_eval: int) -> Iterator[Note]:
-    """More prompts than there are, and too few for what is to be decided.
-
-    Args:
-        num_eval: held-out prompts.
-    """
+    """More prompts than there are, and too few for what is to be decided."""
     asked = {"samples.num_prompts": config.samples.num_prompts or 0}
     if isinstance(config, Config) and config.previews.every_samples:
         # The default is no wish; previews draw what there is.
@@ -84,11 +80,7 @@ def on_numbers(config: RunConfig, num_eval: int) -> Iterator[Note]:
 
 
 def on_settings(config: Config, num_train: int) -> Iterator[Note]:
-    """Settings of the training and the evaluation.
-
-    Args:
-        num_train: prompts of prompts.train.
-    """
+    """Settings of the training and the evaluation."""
     training, ratio = config.training, config.evaluation.min_clip_ratio
     if ratio > HIGH_CLIP_RATIO:
         yield doubt(

@@ -98,8 +98,6 @@ def find_categories(
 
     Args:
         table: of a model's samples, with the prompts' notes.
-        scores: scores.parquet.
-        num_resamples: of the bootstrap.
     """
     if CATEGORY not in table or roles.student is None:
         return None

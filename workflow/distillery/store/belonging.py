@@ -224,8 +224,6 @@ def hash_making(frozen: JsonObject, embeddings: Path, pipeline: Path | None) -> 
 
     Args:
         frozen: `as_frozen` of the model's samples.
-        embeddings: their manifest.
-        pipeline: of a student.
     """
     texts = _recipe_hash(embeddings)
     files = {} if pipeline is None else _head(pipeline / STUDENT_FILE).get("files")

@@ -34,9 +34,6 @@ from distillery.teacher.weights import link_network
 def plan_student(student: Student, folder: PipelineFolder) -> StudentInfo:
     """What the student will be made of, found in a second by building it without weights.
 
-    Args:
-        student: section of the configuration.
-
     Raises:
         FileNotFoundError, ValueError: as `build_student`.
     """
@@ -57,7 +54,6 @@ def make_student(
     as, is used up.
 
     Args:
-        student: section of the configuration.
         teacher: its network, in float32 or on the meta device.
         network: the teacher's name for it.
         seed: of what begins at random.

@@ -16,7 +16,6 @@ def read_shape(path: Path, teacher: Denoiser, family: Family) -> dict[str, Any]:
     """The configuration of the student's network, checked against the teacher's.
 
     Args:
-        path: value of `student.config`.
         teacher: its network, on any device.
 
     Raises:

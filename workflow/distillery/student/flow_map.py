@@ -47,7 +47,6 @@ def flow_map_scheduler(scheduler: Scheduler, knots: Schedule) -> Scheduler:
     states a step still goes from the one exactly to the other.
 
     Args:
-        scheduler: the teacher's.
         knots: the teacher's schedule at the student's knots.
 
     Raises:

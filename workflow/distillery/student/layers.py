@@ -20,7 +20,6 @@ def choose_layers(num_layers: int, num_kept: int, rule: LayersRule) -> tuple[int
     Args:
         num_layers: n, how many there are.
         num_kept: k, from 1 to n.
-        rule: which.
     """
     assert 1 <= num_kept <= num_layers, "the caller says which key asked for it"
     match rule:

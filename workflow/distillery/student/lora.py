@@ -39,7 +39,6 @@ def check_lora(denoiser: Denoiser, lora: Lora, family: Family) -> None:
 
     Args:
         denoiser: of the teacher, on any device.
-        lora: section `student.lora`.
     """
     name = family.pipeline_classes[0]
     if not hasattr(pipeline_class(family), "save_lora_weights"):

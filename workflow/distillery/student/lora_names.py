@@ -86,7 +86,6 @@ def write_other_names(lora: Path, network: str) -> str | None:
     """Write a LoRA beside itself once more, if ComfyUI would not read it as it is.
 
     Args:
-        lora: as `lora.save_lora` writes it.
         network: class of what it belongs to.
 
     Returns:

@@ -25,7 +25,6 @@ def shrink_unet(unet: UNet2DConditionModel, keep: Unet, rule: LayersRule) -> Non
 
     Args:
         unet: of the teacher, on any device.
-        keep: section `student.unet`.
         rule: which transformer layers are kept.
 
     Raises:

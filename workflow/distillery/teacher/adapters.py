@@ -195,7 +195,6 @@ def adapt(
     Args:
         components: by name, in float32; others that an adapter changes are skipped. The meta
             device is enough to check that everything fits.
-        teacher: section of the configuration.
         fuse: add them to the weights; otherwise they stay beside them, active.
 
     Raises:
@@ -227,7 +226,6 @@ def check_adapters(
     Args:
         denoisers: those that the teacher has, by component.
         text_encoder: gives one of the teacher's text encoders, by component.
-        teacher: section of the configuration.
 
     Raises:
         ValueError: some do not.

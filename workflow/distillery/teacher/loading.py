@@ -55,7 +55,6 @@ def load_teacher(
 
     Args:
         teacher: the section of the configuration.
-        folder: as `find_teacher` found it.
         device: where it goes, or where its parts go in turn.
         leave_out: names of components that this job does not need.
         with_hollow: put networks without weights in the place of those that are left out.

@@ -48,7 +48,6 @@ def estimate(
     """The memory that a run's weights take.
 
     Args:
-        teacher: section of the configuration.
         gpu: memory of the smallest GPU; None without one.
         is_unknown: whether there are GPUs whose memory is not known.
     """
@@ -92,7 +91,6 @@ def on_one_gpu(teacher: Teacher, folder: PipelineFolder, names: Iterable[str]) -
     """Bytes of weights that lie on the fullest GPU at once, with the configuration's placement.
 
     Args:
-        teacher: section of the configuration.
         names: those that a job loads.
     """
     whole = {name: loaded_bytes(teacher, folder, name) for name in names}

@@ -76,7 +76,6 @@ def balance(
     """Bytes that each GPU may take of a model so that they share it evenly.
 
     Args:
-        model: on the CPU.
         free: bytes on each GPU.
         blocks: classes whose modules stay whole. Room for the largest comes on top: accelerate
             leaves that much free on the first GPU, and on the others a block may stick out.
@@ -100,7 +99,6 @@ def plan_blocks(
     """Which GPU gets which part of a model.
 
     Args:
-        model: on the CPU.
         memory: bytes that each GPU may take.
         blocks: classes whose modules stay whole.
 

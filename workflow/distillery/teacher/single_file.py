@@ -80,11 +80,6 @@ def find_files(
 ) -> dict[str, Path]:
     """The files that `teacher.weights` names, by component.
 
-    Args:
-        path: the teacher's folder.
-        index: of it.
-        denoisers: that it has.
-
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it holds no weights that Diffusers reads, or none of such a component.

@@ -149,7 +149,6 @@ class SegmentDataset(Dataset[Batch]):
         Args:
             targets: manifest of the trajectories; or their noise alone, which is enough for an
                 `OnlineDataset` all of whose samples are online.
-            prompts: the train table (Parquet).
             objective: what is asked at each segment's beginning.
             timestep_weights: of the segments in the gradient.
             verify: read all bytes of the embeddings once; of several processes one does it.

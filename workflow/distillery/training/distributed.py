@@ -167,7 +167,6 @@ def start(ranks: RankInfo, device: torch.device, timeout_s: int) -> torch.device
     """Join the group, if there is one, and return this process's device.
 
     Args:
-        ranks: see `detect_rank`.
         device: of the job, as `hardware.select_device` gives it.
         timeout_s: after this a collective that others do not join is an error.
 

@@ -180,7 +180,6 @@ class Watchdog:
         """Nothing is watched before `watching`.
 
         Args:
-            rank: named in the report.
             limit_s: `training.hang_timeout_s`; 0: no hang ends anything.
             log: the job's log file, which the report is appended to; it is on stderr in any case.
         """
@@ -202,7 +201,6 @@ class Watchdog:
         """Report that a new phase begins.
 
         Args:
-            name: what it is.
             waits: it is a collective, which ends when all ranks have come.
             joint: it is work with collectives in it, in any of which it may have to wait.
             limit_s: a longer one than the setting; of the two the longer counts. Until the first

@@ -171,7 +171,6 @@ def accumulate_what_fits(
 
     Args:
         batch: this process's part of the global batch.
-        micro_batches: cuts the local batch.
 
     Raises:
         torch.OutOfMemoryError: see `MicroBatches.lower`.

@@ -154,9 +154,6 @@ def segment_weights(
 
     So the scale of the gradient, and with it `max_grad_norm`, mean the same with any weights.
 
-    Args:
-        weights: `training.timestep_weights`.
-
     Raises:
         ValueError: not one weight a segment, or `min_snr` would leave out a segment.
     """

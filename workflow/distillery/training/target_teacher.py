@@ -53,7 +53,6 @@ class TargetTeacher(ABC):
         has, maybe none.
 
         Args:
-            question: see `advance` and `clean`.
             states: (b, *latent) float32, with their scale.
             numbers: b of the student's segments, or of the teacher's steps.
             prompt_rows: b rows of the prompt table.

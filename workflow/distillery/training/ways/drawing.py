@@ -61,7 +61,6 @@ def draw(batch: Batch, state: TrainingState, size: int, way: Way[Any], run: Run)
 
     Args:
         batch: of one update, with its targets.
-        state: whose student draws.
         size: samples that it may take at once.
         way: whose companion looks at what is drawn.
     """

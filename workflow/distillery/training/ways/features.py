@@ -44,7 +44,6 @@ class Features(nn.Module):
         """On the run's device.
 
         Args:
-            student: the untrained student's folder.
             way: to learn, that asks; for the message.
             run: with the dataset, of which one item is passed to find the widths.
 

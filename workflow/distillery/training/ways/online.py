@@ -246,9 +246,7 @@ def load_target_teacher(
     """The teacher in its place; all ranks call it together.
 
     Args:
-        dataset: whose targets it makes.
         inputs: what it reads itself where it is a process of its own.
-        place: see `execution.choose_place`.
 
     Raises:
         ValueError: it is not the one that the targets were made with, or no process has the number

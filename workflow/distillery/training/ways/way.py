@@ -89,7 +89,6 @@ class Way(Generic[Kind]):
 
         Args:
             drawing: of this process; maybe of nothing.
-            state: whose student drew.
             companion: that has learned from earlier ones.
             begin: samples seen before the phase.
         """
