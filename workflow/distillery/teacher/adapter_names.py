@@ -6,8 +6,9 @@ is known by what happens, not by a list of names.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,29 +127,14 @@ def convert(
         ValueError: a part with effect would be left out, or the converter fails.
     """
     carriers = {name: pair.down for pair in pairs for name in (pair.alpha, pair.mid) if name}
-    failures: list[Exception] = []
-    read: list[tuple[dict[str, Traced], Account]] = []
-    unknown: list[tuple[dict[str, Traced], Account]] = []
     paired = {name for pair in pairs for name in pair.names}
     marked = {
         name: trace(name, value)
         for name, value in folded.items()
         if name not in zero or name in paired
     }
-    for spelled in _spellings(marked or dict(folded), pairs, zero):
-        try:
-            converted = _through(folder, spelled)
-        except Exception as error:
-            failures.append(error)
-            continue
-        if any("lora" not in name or FOREIGN.search(name) for name in converted):
-            unknown.append((converted, _account(tensors, carriers, zero, converted)))
-            continue
-        read.append((converted, _account(tensors, carriers, zero, converted)))
-        if not read[-1][1].left_out:
-            break
-    if not failures:  # the converter has no word for it, the networks have
-        read = read or unknown
+    spellings = _spellings(marked or dict(folded), pairs, zero)
+    read, failures = _try_each(spellings, folder, partial(_account, tensors, carriers, zero))
     beginning = f"teacher.adapters: {path} ({dialect_of(tensors)})"
     if not read:
         failure = f"{type(failures[0]).__name__} {shorten(failures[0])}".strip()
@@ -165,6 +151,31 @@ def convert(
             f"left out of this {folder.class_name}, and they are not zero; {MERGE}"
         )
     return {key: value.as_subclass(torch.Tensor) for key, value in converted.items()}, account
+
+
+def _try_each(
+    spellings: Iterable[Mapping[str, torch.Tensor]],
+    folder: PipelineFolder,
+    account: Callable[[dict[str, Traced]], Account],
+) -> tuple[list[tuple[dict[str, Traced], Account]], list[Exception]]:
+    """What Diffusers makes of each spelling until nothing is left out, and how it fails."""
+    failures: list[Exception] = []
+    read: list[tuple[dict[str, Traced], Account]] = []
+    unknown: list[tuple[dict[str, Traced], Account]] = []
+    for spelled in spellings:
+        try:
+            converted = _through(folder, spelled)
+        except Exception as error:
+            failures.append(error)
+            continue
+        if any("lora" not in name or FOREIGN.search(name) for name in converted):
+            unknown.append((converted, account(converted)))
+            continue
+        read.append((converted, account(converted)))
+        if not read[-1][1].left_out:
+            break
+    # Where nothing fails, the converter has no word for it, and the networks have.
+    return read if failures else read or unknown, failures
 
 
 def _spellings(
