@@ -56,13 +56,12 @@ EXPANDED = "WanPipeline with a time of each token"
 ODD = ("BriaPipeline", "HunyuanVideo15Pipeline")
 """One that cannot be made without a VAE, nor encode without its network; one that takes no guidance
 scale, has a component that guides, and a VAE that decodes one clip alone."""
-IN_FLOAT32 = ("ChromaPipeline", "HunyuanDiTPipeline", EXPANDED)
+IN_FLOAT32 = ("ChromaPipeline", "HunyuanDiTPipeline", "LTXConditionPipeline", EXPANDED)
 """With tables of positions, or times of each token, that their stock calls leave in float32."""
 NARROW = (
     *IN_FLOAT32,
     "CogVideoXPipeline",
     "Flux2KleinPipeline",
-    "LTXConditionPipeline",
     "Lumina2Pipeline",
     "ZImagePipeline",
 )

@@ -153,7 +153,9 @@ def _name(dtype: torch.dtype) -> str:
 
 def _packed(tensor: torch.Tensor) -> str:
     """Its bytes: tables of positions become a thousandth."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    # Not `contiguous`, which leaves one number that was expanded with a stride of zero.
+    flat = tensor.detach().cpu().reshape(-1)
+    flat = flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     return base64.b64encode(zlib.compress(flat.numpy().tobytes(), 9)).decode("ascii")
 
 

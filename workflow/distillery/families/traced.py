@@ -24,7 +24,7 @@ from distillery.families.protocol import (
     as_annotated,
 )
 from distillery.families.rearranged import draw
-from distillery.families.recording import cut
+from distillery.families.recording import Place, cut
 from distillery.families.size import Size
 from distillery.families.text import TEXT, Reader, on
 from distillery.schedulers import Scheduler, with_methods
@@ -59,7 +59,7 @@ class Traced(Family):
         self.no_guidance = learnt.unguided.get(self.guidance_argument, 1.0)
         self.bytes_per_prompt = learnt.prompt_bytes
         self.image, self.clip = learnt.image, learnt.clip
-        self.in_float32 = learnt.signature.in_float32
+        self.in_float32 = learnt.signature.in_float32 | _in_float32(learnt)
 
     def frames(self, size: Size) -> Mapping[str, int]:
         """Under the name that the class has for it."""
@@ -260,6 +260,19 @@ class Traced(Family):
         if abs(known[step] - timestep) > NEAR * max(known):
             raise ValueError(f"its pipeline was traced at no timestep {timestep:g}")
         return step
+
+
+def _in_float32(learnt: Learnt) -> set[Place]:
+    """Places of tables that every prompt has, and that are float32 where states are not."""
+    signature = learnt.signature
+    return {
+        place
+        for place, table in learnt.encodings.readings.items()
+        if isinstance(table, torch.Tensor)
+        and table.ndim > 1
+        and table.dtype == torch.float32 != signature.dtype
+        and place != signature.entry.place
+    }
 
 
 def _nearest(values: Sequence[float], value: float) -> int:
