@@ -2,7 +2,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from distillery.config.jobs import freeze
+from distillery.config.jobs import freeze, frozen_text, prompts_stage
 from distillery.launcher import gpus_per_node, launch_with, num_processes
 from distillery.pipeline import STAGES
 from distillery.planning.first import (

@@ -1,9 +1,11 @@
 from distillery.config.command_line import keys_of, read_overrides, with_overrides
+from distillery.config.earlier import advise_phases
 from distillery.config.run import Config, parse_config
 from distillery.config.yaml_files import check_files
 from distillery.hardware import count_gpus
-from distillery.snakemake_private import config_files, config_words
+from distillery.snakemake_private import config_files, config_words, is_main
 from snakemake.exceptions import WorkflowError
+from snakemake.logging import logger
 
 # What the user wants: CONFIG, typed and checked, and the GPUs of this machine.
 
@@ -33,3 +35,5 @@ try:
     NUM_GPUS = count_gpus()
 except ValueError as error:
     raise WorkflowError(str(error))
+if is_main(workflow) and (advice := advise_phases(RAW)):
+    logger.warning(advice)

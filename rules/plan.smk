@@ -105,7 +105,7 @@ rule freeze:
     log:
         RUN.log("freeze-{stage}"),
     params:
-        content=lambda wildcards: json.dumps(freeze(CONFIG, wildcards.stage)),
+        content=lambda wildcards: frozen_text(CONFIG, RUN, wildcards.stage),
         planned=PLANNING,
     shell:
         """

@@ -1,7 +1,14 @@
+# Of one split, or of both in a run of an earlier release: that one is rewritten for the other split
+# too, which must not run this one's jobs.
+PROMPTS_STAGE = lambda wildcards: prompts_stage(CONFIG, RUN, wildcards.split)
+
+
 rule prompts:
     """A prompt file as a checked table."""
     input:
-        config=RUN.config("prompts-{split}"),
+        config=lambda wildcards: (
+            ancient if PROMPTS_STAGE(wildcards) == "prompts" else str
+        )(str(RUN.config(PROMPTS_STAGE(wildcards)))),
         source=lambda wildcards: CONFIG.prompts.file(wildcards.split),
         refused=PROMPT_FILES,
     output:

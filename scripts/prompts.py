@@ -4,6 +4,7 @@ python -m distillery.stages.prompts --config results/demo/config/prompts-train.j
     --output results/demo/prompts/train.parquet
 """
 
+from distillery.config.jobs import prompts_stage
 from distillery.stage import Stage, splits
 
 STAGE: Stage = Stage(
@@ -11,7 +12,7 @@ STAGE: Stage = Stage(
     makes="distillery.planning.prompt_tables:make_prompt_table",
     keys=splits,
     writes=lambda config, run, key: [run.prompts(key["split"])],
-    frozen=lambda config, run, key: [f"prompts-{key['split']}"],
+    frozen=lambda config, run, key: [prompts_stage(config, run, key["split"])],
     is_short=True,
 )
 

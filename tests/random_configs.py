@@ -52,8 +52,7 @@ def _draw(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         raw["student"] |= {"init": "lora", "lora": {"rank": rng.choice([4, 16])}}
     raw["training"] = _training(rng)
-    num_samples = sum(it["samples"] * it.get("count", 1) for it in raw["training"]["phases"])
-    raw["previews"] = {"every_samples": rng.choice([0, num_samples // 2])}
+    raw["previews"] = {"every_samples": rng.choice([0, raw["training"]["num_samples"] // 2])}
     if rng.random() < 0.2:
         raw["evaluation"]["vision_models"] = {"one": "a/b", "two": "c/d"}
     return raw
@@ -78,32 +77,22 @@ def _training(rng: random.Random) -> dict[str, Any]:
     def some(most: int = 40) -> int:
         return size * rng.randrange(1, most)
 
-    num_samples = some(200)
     raw: dict[str, Any] = {
+        "num_samples": some(200),
         "global_batch_size": size,
         "objective": rng.choice(["segment"] * 6 + ["direct", "reflow"]),
         "schedule": rng.choice(["cosine", "constant"]),
         "ema_half_life_samples": rng.choice([0, some()]),
     }
-    later: list[dict[str, Any]] = []
     if rng.random() < 0.4:
-        later.append({"learn": "rounds", "count": rng.randint(1, 4), "samples": some()})
+        raw["rounds"] = {"count": rng.randint(1, 4), "samples": some()}
     if rng.random() < 0.3:
-        samples, warmup = some(), rng.choice([0, size, 5 * size])
-        later.append({"learn": "adversarial", "samples": samples, "warmup_samples": warmup})
-    online: dict[str, Any] = {}
+        raw["adversarial"] = {"samples": some(), "warmup_samples": rng.choice([0, size, 5 * size])}
     if rng.random() < 0.3:
-        online = {"learn": "online", "samples": some(80) if rng.random() < 0.6 else None}
-        online |= {"distribution_matching": {}} if rng.random() < 0.3 else {}
-        later.append(online)
-    rollouts = 0
+        raw |= {"targets": "online"}
+        raw |= {"finish_samples": some(80)} if rng.random() < 0.6 else {}
+        raw |= {"distribution_matching": {}} if rng.random() < 0.3 else {}
     if rng.random() < 0.3:
-        rollouts = some(60)
-        weight = {"perceptual_weight": 0.1} if rng.random() < 0.5 else {}
-        later.append({"learn": "rollouts", "samples": rollouts, **weight})
-    if online:  # all of it, where no length was drawn
-        online["samples"] = online["samples"] or num_samples - rollouts
-    # Where this is less than nothing, the run is illegal.
-    left = num_samples - sum(it["samples"] * it.get("count", 1) for it in later)
-    raw["phases"] = [{"learn": "stored", "samples": left}] * (left != 0) + later
+        raw |= {"rollout_samples": some(60)}
+        raw |= {"perceptual_weight": 0.1} if rng.random() < 0.5 else {}
     return raw

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from checkout import configure, jobs, skeleton, snakemake, succeed
-from distillery.config.jobs import freeze, save_frozen
+from distillery.config.jobs import freeze, read_frozen, save_frozen
 from distillery.config.run import Config, parse_config
 from distillery.config.section import without_result
 from distillery.files import hash_json, read_json, write_json, write_text
@@ -98,6 +98,30 @@ def rerun_by(folder: Path, *changes: dict[str, dict[str, Any]]) -> set[str]:
     return jobs(succeed(folder, "--dry-run", "--configfile", str(other))) - {"all"}
 
 
+def test_a_finished_run_of_an_earlier_release_trains_nothing_again(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Its frozen training has keys in the place of the list of phases."""
+    folder = tmp_path / "earlier"
+    shutil.copytree(finished, folder, symlinks=True)
+    path = folder / "results/tiny/config/training.json"
+    frozen = read_frozen(path)
+    listed = frozen["training"].pop("phases")
+    frozen["training"] |= {"num_samples": listed[0]["samples"], "targets": "stored", "rounds": None}
+    save_frozen(path, frozen)
+    succeed(folder, "--touch", "--forceall")
+    assert rerun_by(folder) == set()
+    assert "num_samples" in path.read_text()
+    assert "training" in rerun_by(folder, {"training": {"phases": phases(stored=24)}})
+    raw = yaml.safe_load((folder / "config/config.yaml").read_text())
+    raw["training"]["num_samples"] = raw["training"].pop("phases")[0]["samples"]
+    (folder / "config/earlier.yaml").write_text(yaml.safe_dump(raw))
+    done = snakemake(folder, "--dry-run", "--configfile", "config/earlier.yaml")
+    told = done.stdout
+    assert "Nothing to be done" in told
+    assert "  phases:\n  - {learn: stored, samples: 16}" in told
+
+
 def test_every_key_that_claims_so_is_tried() -> None:
     assert set(OTHERS) == set(claimed(Config))
 
@@ -118,6 +142,7 @@ def test_the_length_of_a_training_builds_no_student(finished: Path) -> None:
 
 
 def test_other_held_out_prompts_run_no_job_of_the_training(finished: Path) -> None:
+    """Nor would they in a run of an earlier release, which froze the prompts of both splits."""
     raw = yaml.safe_load((finished / "config/config.yaml").read_text())
     others = finished / "inputs/others.csv"
     shutil.copy(raw["prompts"]["eval"], others)

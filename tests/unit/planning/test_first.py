@@ -85,7 +85,7 @@ def test_the_order_of_models_is_kept(folder: Path, commands: list[list[str]]) ->
     ):
         write()
         assert list(read_json(written)["samples"]["models"]) == list(models)
-        write_json(written, content)  # in the order of the alphabet
+        write_json(written, content)  # in the order of the alphabet, as earlier releases did
 
 
 def test_it_is_planned_once_by_a_command(folder: Path, commands: list[list[str]]) -> None:

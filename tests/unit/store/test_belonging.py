@@ -19,6 +19,7 @@ from distillery.config.jobs import (
     ExportJob,
     StudentJob,
     freeze,
+    prompts_stage,
 )
 from distillery.config.run import parse_config
 from distillery.files import hash_file, read_json, write_json
@@ -192,6 +193,21 @@ def test_a_student_made_from_other_weights_is_refused(done: Run, tmp_path: Path)
 def test_recipes_are_read_without_waiting_for_torch() -> None:
     code = "import sys, distillery.store.belonging; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_prompts_keep_the_file_of_an_earlier_release_while_it_says_the_same(
+    done: Run, tmp_path: Path
+) -> None:
+    run = changed(done, tmp_path)
+    stages = {split: prompts_stage(run.config, run.files, split) for split in ("train", "eval")}
+    assert stages == {"train": "prompts-train", "eval": "prompts-eval"}
+    for stage in stages.values():
+        run.files.config(stage).unlink()
+    other = run.config.model_copy(
+        update={"prompts": run.config.prompts.model_copy(update={"eval": "other.csv"})}
+    )
+    assert prompts_stage(other, run.files, "train") == "prompts"
+    assert prompts_stage(other, run.files, "eval") == "prompts-eval"
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 300), (50_000, 20)])

@@ -7,11 +7,13 @@ that change no result are in none of these files but in runtime.json, which no r
 `plan_first` writes it before the first job.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
+from distillery.config.earlier import has_earlier_keys, in_todays_words
 from distillery.config.parsing import Model, parse
 from distillery.config.previews import Previews
 from distillery.config.run import (
@@ -260,7 +262,7 @@ SIGNATURE = "signature"
 """The stage that a run has where its teacher is traced."""
 PROMPTS_STAGES: dict[str, Split] = {"prompts-train": "train", "prompts-eval": "eval"}
 """Each split's prompts have a frozen configuration of their own, so that other held-out prompts
-start no job of the training. The job `prompts` has both."""
+start no job of the training. `prompts` is that of both, of earlier releases."""
 EARLIER_TRAINING = re.compile(r"training-(\d+)-rounds")
 RUNTIME = "runtime"
 RUNTIME_SECTIONS = ("teacher", "training")
@@ -292,10 +294,28 @@ def as_frozen(job: Job, ignored: Collection[str] = ()) -> dict[str, Any]:
     return job.model_dump(mode="json", exclude=left_out)
 
 
-def frozen_stages(config: RunConfig) -> set[str]:
+def frozen_stages(config: RunConfig, run: RunFolder) -> set[str]:
     """The stages whose frozen configurations a run has, those before its rounds left out."""
     stages = {*JOBS, *(f"samples-{model}" for model in config.samples.models)} - {"prompts"}
-    return stages | {*PROMPTS_STAGES} | ({SIGNATURE} if config.teacher.trace else set())
+    stages |= {SIGNATURE} if config.teacher.trace else set()
+    return stages | {prompts_stage(config, run, split) for split in PROMPTS_STAGES.values()}
+
+
+def prompts_stage(config: RunConfig, run: RunFolder, split: str) -> str:
+    """The stage whose frozen configuration a split's prompts are made by.
+
+    In a run of an earlier release it stays that of both splits, while that says the same of this
+    one: another input would make Snakemake run all of it again.
+    """
+    own = f"prompts-{split}"
+    try:
+        if not run.config(own).is_file():
+            before = parse(PromptsJob, read_frozen(run.config("prompts")), "prompts").prompts
+            if before.of_split(split) == config.prompts.of_split(split):
+                return "prompts"
+    except (OSError, ValueError):  # none, or a damaged one
+        pass
+    return own
 
 
 def hash_origin(frozen: JsonObject) -> str:
@@ -335,9 +355,24 @@ def save_frozen(path: Path, content: JsonObject) -> None:
 
 
 def read_frozen(path: Path) -> dict[str, Any]:
-    """The inverse, also of a file by hand, which has no seal. Raises ValueError for a damaged
-    file."""
-    return read_sealed(path, may_be_open=True)
+    """The inverse; earlier releases wrote no seal, and a training's phases as other keys. Raises
+    ValueError for a damaged file."""
+    return in_todays_words(read_sealed(path, may_be_open=True))
+
+
+def frozen_text(config: RunConfig, run: RunFolder, stage: str) -> str:
+    """What `freeze` gives, as JSON.
+
+    In a run of an earlier release it stays in the words of that, while these say the same: in other
+    words Snakemake would train again.
+    """
+    content = freeze(config, stage)
+    try:
+        written = read_sealed(run.config(stage), may_be_open=True)
+    except (OSError, ValueError):  # none, or a damaged one
+        written = {}
+    is_same = has_earlier_keys(written) and in_todays_words(written) == content
+    return json.dumps(written if is_same else content)
 
 
 def read_job(path: Path, job: type[Model]) -> Model:

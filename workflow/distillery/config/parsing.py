@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from distillery.config.earlier import with_phases
 from distillery.config.section import NAME_RULE, TAG, Section
 from distillery.files import JsonObject
 
@@ -32,7 +33,7 @@ def parse(model: type[Model], raw: JsonObject, source: str, given: Collection[st
     """
     try:
         check_values(raw)
-        return model.model_validate_json(json.dumps(raw))
+        return model.model_validate_json(json.dumps(with_phases(raw)))
     except ValidationError as error:
         lines = _explain_all(model, error.errors())
     except ValueError as error:

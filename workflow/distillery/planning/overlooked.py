@@ -29,7 +29,7 @@ def on_noted(config: RunConfig, run: RunFolder, has_noted: Callable[[str], bool]
     Args:
         has_noted: whether Snakemake has a note of how a file was made.
     """
-    stages = frozen_stages(config)
+    stages = frozen_stages(config, run)
     for frozen in sorted(run.config("x").parent.glob("*.json")):
         if frozen.stem in stages and not has_noted(str(frozen)) and _is_other(frozen, config):
             yield error(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from distillery.config.jobs import freeze, read_frozen
+from distillery.config.jobs import freeze, prompts_stage, read_frozen
 from distillery.config.run import Config, RunConfig
 from distillery.config.sampling import resolve_sampling
 from distillery.config.section import Split
@@ -46,10 +46,10 @@ def on_made(
     """
     splits: tuple[Split, ...] = ("train", "eval")
     for split in splits:
-        stage = f"prompts-{split}"
+        stage = prompts_stage(config, run_folder, split)
         frozen = run_folder.config(stage)
         try:
-            if read_frozen(frozen) != freeze(config, stage):
+            if stage != "prompts" and read_frozen(frozen) != freeze(config, stage):
                 continue  # which Snakemake sees
         except (FileNotFoundError, ValueError):  # the job that reads it says what is damaged
             continue
@@ -57,7 +57,9 @@ def on_made(
         if source is None or not made.is_file() or not has_changed(made, prompts[split], False):
             continue  # changed images alone make the table again, see `dates.hidden_outputs`
         made_ns = made.stat().st_mtime_ns
-        if all(path.stat().st_mtime_ns <= made_ns for path in (Path(source), frozen)):
+        # That of both splits, of an earlier release, is dated by the other split too.
+        dated = [Path(source), *([frozen] if stage != "prompts" else [])]
+        if all(path.stat().st_mtime_ns <= made_ns for path in dated):
             yield on_older(source, "what this run has made of it")
 
 

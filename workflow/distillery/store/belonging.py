@@ -84,7 +84,7 @@ def foreign_frozen(config: RunConfig, run: RunFolder) -> dict[Path, str]:
     """Frozen configurations that are whole and not what this configuration gives, each with how;
     where it was changed, the next call writes them."""
     found = {}
-    for stage in sorted(frozen_stages(config)):
+    for stage in sorted(frozen_stages(config, run)):
         path = run.config(stage)
         try:
             content, wanted = read_frozen(path), freeze(config, stage)
