@@ -17,7 +17,7 @@ NEVER = {
     ("prompts", "merge_samples", "dataset", "gallery", "report", "compare"): {*LIBRARIES, "torch"},
     (
         *("signature", "embeddings", "targets", "training", "export", "samples", "evaluation"),
-        *("round_states", "round_targets", "previews", "probe"),
+        *("round_states", "round_targets", "previews", "probe", "sheet"),
     ): LIBRARIES,
     # Its checks of a UNet's blocks name classes of Diffusers; it loads a network in any case.
     ("student",): set[str](),
