@@ -240,7 +240,7 @@ def difference(folder: Path, samples: ModelSamples) -> np.ndarray:
     with Image.open(path) as opened:
         theirs = [np.asarray(it.convert("RGB"), int) for it in ImageSequence.Iterator(opened)]
     path.unlink()
-    with Image.open(samples.image_path(0)) as opened:
+    with Image.open(samples.image(0).path) as opened:
         ours = read_png(opened).astype(int)
     assert ours.std() > 1
     return ours - (np.stack(theirs) if len(theirs) > 1 else theirs[0])

@@ -41,14 +41,19 @@ def atomic_path(path: Path) -> Iterator[Path]:
     temporary.unlink()
     try:
         yield temporary
-        for written in (temporary, *temporary.rglob("*")):
-            _sync(written)
-        if temporary.is_dir() and path.is_dir():
-            shutil.rmtree(path)
-        temporary.replace(path)
-        _sync(path.parent)
+        rename(temporary, path)
     finally:
         remove(temporary)
+
+
+def rename(written: Path, path: Path) -> None:
+    """Flush a file or a folder to the disk and give it a name, in place of what has it."""
+    for each in (written, *written.rglob("*")):
+        _sync(each)
+    if written.is_dir() and path.is_dir():
+        shutil.rmtree(path)
+    written.replace(path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Images as bytes and as PNG, and contact sheets of previews: one of a moment, one over time."""
 
+import io
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
 from pathlib import Path
@@ -32,7 +33,13 @@ def as_bytes(images: "torch.Tensor") -> "torch.Tensor":
 
 
 def write_png(path: Path, image: Pixels, texts: Mapping[str, str], fps: int = FPS) -> None:
-    """Write a PNG atomically, with text chunks for people; of a clip one that plays.
+    """Write `as_png` atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(as_png(image, texts, fps))
+
+
+def as_png(image: Pixels, texts: Mapping[str, str], fps: int = FPS) -> bytes:
+    """A PNG with text chunks for people; of a clip one that plays.
 
     Args:
         fps: frames of a clip per second.
@@ -45,10 +52,9 @@ def write_png(path: Path, image: Pixels, texts: Mapping[str, str], fps: int = FP
     if others:
         chunks.add_text(NUM_FRAMES, str(1 + len(others)))
         playing = {"save_all": True, "append_images": others, "duration": round(1000 / fps)}
-    with atomic_path(path) as temporary:
-        first.save(
-            temporary, format="PNG", pnginfo=chunks, compress_level=PNG_COMPRESSION, **playing
-        )
+    content = io.BytesIO()
+    first.save(content, format="PNG", pnginfo=chunks, compress_level=PNG_COMPRESSION, **playing)
+    return content.getvalue()
 
 
 def read_png(opened: Image.Image) -> Pixels:
@@ -148,7 +154,7 @@ def thin_out(items: Sequence[Item], count: int) -> list[Item]:
     return [items[number * last // (count - 1)] for number in range(count)]
 
 
-def write_sheet(path: Path, rows: Sequence[Sequence[tuple[str, Path]]]) -> None:
+def write_sheet(path: Path, rows: Sequence[Sequence[tuple[str, Path | io.BytesIO]]]) -> None:
     """Images in rows, each with a caption below; cells have the size of the largest."""
     sizes = [thumbnail(image).size for entries in rows for _, image in entries]
     width, height = (max(sides) for sides in zip(*sizes, strict=True))
@@ -172,9 +178,9 @@ def _fitted(caption: str, width: int, font: ImageFont.ImageFont | ImageFont.Free
     return caption
 
 
-def thumbnail(path: Path) -> Image.Image:
+def thumbnail(png: Path | io.BytesIO) -> Image.Image:
     """An image of `THUMBNAIL_PX` at most; of a clip its poster."""
-    with Image.open(path) as opened:
+    with Image.open(png) as opened:
         image = poster(read_png(opened))
     image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
     return image

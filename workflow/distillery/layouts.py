@@ -10,8 +10,8 @@ Then, from the finished run, a folder for each model:
     python -m distillery.layouts geneval --prompts geneval/prompts/evaluation_metadata.jsonl \\
         --run results/mine --output layouts/geneval
 
-Images are linked, or copied to another disk, and never drawn again. The benchmark's own script
-scores them; nothing of it is part of Distillery. --prompts names, by benchmark:
+Images are linked, or copied to another disk or out of tars, and never drawn again. The benchmark's
+own script scores them; nothing of it is part of Distillery. --prompts names, by benchmark:
 
     geneval   evaluation_metadata.jsonl of djghosh13/geneval
     geneval2  geneval2_data.jsonl of facebookresearch/GenEval2
@@ -22,8 +22,6 @@ scores them; nothing of it is part of Distillery. --prompts names, by benchmark:
 import csv
 import io
 import json
-import os
-import shutil
 import sys
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -118,7 +116,7 @@ class GenEval(Layout):
         for entry, rows in entries.items():
             write_text(folder / entry.name / "metadata.jsonl", f"{entry.line}\n")
             for index, row in enumerate(rows):
-                _link(model, row, folder / entry.name / f"samples/{index:04d}.png")
+                model.put_image(row, folder / entry.name / f"samples/{index:04d}.png")
 
 
 class GenEval2(Layout):
@@ -142,7 +140,7 @@ class GenEval2(Layout):
         """The first image of each prompt; paths that hold wherever the script is started."""
         paths = {}
         for entry, rows in entries.items():
-            _link(model, rows[0], folder / f"images/{entry.name}.png")
+            model.put_image(rows[0], folder / f"images/{entry.name}.png")
             paths[entry.prompt] = str(final.resolve() / f"images/{entry.name}.png")
         text = json.dumps(paths, ensure_ascii=False, indent=1)
         write_text(folder / "image_paths.json", f"{text}\n")
@@ -184,7 +182,7 @@ class Dpg(Layout):
         for entry, rows in entries.items():
             path = folder / f"{entry.name}.png"
             if len(rows) == 1:
-                _link(model, rows[0], path)
+                model.put_image(rows[0], path)
             else:
                 _in_a_square([model.read_image(row) for row in rows[: self.usual]]).save(path)
 
@@ -224,7 +222,7 @@ class HpsV2(Layout):
     ) -> None:
         """{style}/{number}.jpg: the script's own name for it; it opens what is in it, a PNG."""
         for entry, rows in entries.items():
-            _link(model, rows[0], folder / f"{entry.name}.jpg")
+            model.put_image(rows[0], folder / f"{entry.name}.jpg")
 
 
 LAYOUTS: Mapping[str, Layout] = {it.name: it for it in (GenEval(), GenEval2(), Dpg(), HpsV2())}
@@ -247,16 +245,6 @@ def _read_lines(path: Path, *keys: str) -> Iterator[tuple[str, Mapping[str, str]
                 f"{path} line {number} has no {missing[0]}: it is no file of this benchmark"
             )
         yield line, found
-
-
-def _link(model: ModelSamples, row: int, path: Path) -> None:
-    """One image, checked, under another name; copied where that is on another disk."""
-    source = model.checked_path(row)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, path)
-    except OSError:
-        shutil.copyfile(source, path)
 
 
 def _in_a_square(images: Sequence[Image.Image]) -> Image.Image:

@@ -38,8 +38,12 @@ RESERVED = (
 RESERVED_FOR_PAIRS = ("guidance_scale_2",)
 """One more of them, where a teacher of two networks has two scales."""
 RESERVED_FOR_CLIPS = ("num_frames", "fps")
+RESERVED_FOR_SHARDS = ("file_begin", "file_bytes", "latents_begin", "latents_bytes")
 RESERVED_BY_DATASET = ("file_name", "device", "seconds")
 """Columns that a data set's tables have beside those."""
+RESERVED_FURTHER = (
+    *RESERVED_FOR_PAIRS, *RESERVED_FOR_CLIPS, *RESERVED_FOR_SHARDS, *RESERVED_BY_DATASET,
+)  # fmt: skip
 SAID_ELSEWHERE = {
     "rename it to negative_prompt, which each prompt may have": "negative_prompt negative_prompts "
     "negative negatives neg neg_prompt uncond uncond_prompt",
@@ -247,10 +251,7 @@ def _check_columns(columns: Sequence[str], path: Path, notes: Sequence[str]) -> 
         name
         for name in columns
         if (name == SHA256 and IMAGE in columns)
-        or (
-            name in (*RESERVED, *RESERVED_FOR_PAIRS, *RESERVED_FOR_CLIPS, *RESERVED_BY_DATASET)
-            and (name not in SIZE or name in notes)
-        )
+        or (name in (*RESERVED, *RESERVED_FURTHER) and (name not in SIZE or name in notes))
     ]
     if taken:
         raise ValueError(

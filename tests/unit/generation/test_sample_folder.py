@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from distillery.generation import sample_folder as module
-from distillery.generation.sample_folder import (
-    MAX_THREADS,
-    MAX_WAITING,
-    SampleFolder,
-    SaveThreads,
-)
+from distillery.generation.sample_folder import SampleFolder
+from distillery.generation.save_threads import MAX_THREADS, MAX_WAITING, SaveThreads
 from distillery.images import as_bytes
 from distillery.noise import SampleId
 from tiny import LATENT_SHAPE, tiny_prompts
@@ -40,7 +36,12 @@ def test_an_old_image_beside_new_latents_is_made_again(
     old.save(0, IMAGE, torch.zeros(LATENT_SHAPE))
     assert old.is_done(0)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "write_png", killed)
+        write = module._write
+
+        def stop_at_image(path: Path, content: bytes) -> None:
+            (killed if path.suffix == ".png" else write)(path, content)
+
+        patched.setattr(module, "_write", stop_at_image)
         with pytest.raises(KeyboardInterrupt):
             new.save(0, IMAGE, torch.ones(LATENT_SHAPE))
     assert old.image(0).is_file()

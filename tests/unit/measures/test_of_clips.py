@@ -200,9 +200,9 @@ def test_files_are_read_once_for_all_measures(whole, monkeypatch):
     )
     found, read = Counter(), ModelSamples._read
 
-    def count(samples, path, sha256):
-        found[path] += 1
-        return read(samples, path, sha256)
+    def count(samples, file):
+        found[file.path] += 1
+        return read(samples, file)
 
     monkeypatch.setattr(ModelSamples, "_read", count)
     score._measure_files(model, reference)
@@ -210,7 +210,7 @@ def test_files_are_read_once_for_all_measures(whole, monkeypatch):
     assert len(found) == 2 * 2 * len(model.table)
     found.clear()
     assert list(score._measure_files(reference, reference)) == ["motion"]
-    assert set(found) == {reference.image_path(row) for row in range(len(reference.table))}
+    assert set(found) == {reference.image(row).path for row in range(len(reference.table))}
 
 
 def test_motion_over_the_references_is_of_means(evaluated):

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image, ImageSequence, PngImagePlugin
 
 from distillery.files import hash_file
-from distillery.images import write_png
+from distillery.images import as_png, write_png
 from distillery.measures.manifests import ModelSamples
 from distillery.report import html, image_grid
 from distillery.report.image_grid import gather_previews
@@ -48,7 +48,7 @@ def test_large_images_are_scaled_down(tmp_path):
 
     noise = Image.effect_noise((1024, 512), 80).convert("RGB")
     noise.save(tmp_path / "large.png")
-    found = html.inline(tmp_path / "large.png", np.asarray(noise), fps=1)
+    found = html.inline((tmp_path / "large.png").read_bytes(), fps=1)
     assert (found.width, found.height) == (400, 200)
     assert found.uri.startswith("data:image/webp;base64,")
     assert len(found.uri) < 120_000
@@ -69,24 +69,22 @@ def frames_in(uri):
     return [frame for frame, _ in shown], sum(duration for _, duration in shown)
 
 
-def test_a_small_clip_plays_as_it_is(tmp_path):
+def test_a_small_clip_plays_as_it_is():
     clip = np.stack([np.full((24, 32, 3), level, np.uint8) for level in (0, 90, 180, 250)])
-    write_png(tmp_path / "clip.png", clip, {}, fps=8)
-    found = html.inline(tmp_path / "clip.png", clip, fps=8)
-    assert base64.b64decode(found.uri.split(",")[1]) == (tmp_path / "clip.png").read_bytes()
+    found = html.inline(as_png(clip, {}, fps=8), fps=8)
+    assert base64.b64decode(found.uri.split(",")[1]) == as_png(clip, {}, fps=8)
     assert (found.width, found.height) == (32, 24)
     still = np.asarray(decoded(found.still).convert("RGB"), dtype=float)
     assert still.mean() == pytest.approx(180, abs=3), "the middle frame"
 
 
 @pytest.mark.parametrize(("num_frames", "fps"), [(81, 16), (9, 8), (17, 24)])
-def test_a_large_clip_plays_smaller_and_as_long(tmp_path, num_frames, fps):
+def test_a_large_clip_plays_smaller_and_as_long(num_frames, fps):
     """Noise, which no codec makes small, brighter from frame to frame."""
     noise = np.random.default_rng(0).integers(0, 128, (180, 320, 3), dtype=np.uint8)
     levels = np.linspace(0, 127, num_frames).astype(np.uint8)
     clip = noise + levels[:, None, None, None]
-    write_png(tmp_path / "clip.png", clip, {}, fps)
-    found = html.inline(tmp_path / "clip.png", clip, fps, most=200)
+    found = html.inline(as_png(clip, {}, fps), fps, most=200)
     assert (found.width, found.height) == (200, 112)
     assert len(base64.b64decode(found.uri.split(",")[1])) <= html.MAX_INLINE_BYTES
     frames, lasts_ms = frames_in(found.uri)
@@ -99,11 +97,10 @@ def test_a_large_clip_plays_smaller_and_as_long(tmp_path, num_frames, fps):
     assert brightness == pytest.approx(expected, abs=9), "first to last, at equal distances"
 
 
-def test_a_clip_that_nothing_makes_small_is_not_scaled_down_for_ever(tmp_path, monkeypatch):
+def test_a_clip_that_nothing_makes_small_is_not_scaled_down_for_ever(monkeypatch):
     monkeypatch.setattr(html, "MAX_INLINE_BYTES", 100)
     clip = np.random.default_rng(0).integers(0, 256, (4, 64, 128, 3), dtype=np.uint8)
-    write_png(tmp_path / "clip.png", clip, {}, fps=8)
-    frames, _ = frames_in(html.inline(tmp_path / "clip.png", clip, fps=8).uri)
+    frames, _ = frames_in(html.inline(as_png(clip, {}, fps=8), fps=8).uri)
     assert frames[0].shape == (html.LEAST_PX // 2, html.LEAST_PX, 3)
 
 
@@ -142,6 +139,13 @@ def write_preview(path, training, prompt=""):
     Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path, pnginfo=text)
 
 
+def teacher_of_one(run):
+    """Samples of the prompt a alone, as the manifest would list them."""
+    sha256 = hash_file(run / "samples/teacher/a/0.png")
+    table = pd.DataFrame({"prompt_id": ["a"], "index": 0, "file": "a/0.png", "sha256": sha256})
+    return ModelSamples("teacher", run / "samples/teacher", table)
+
+
 def test_images_of_an_earlier_text_are_not_shown_under_the_new_one(tmp_path):
     (tmp_path / "prompts").mkdir()
     table = pd.DataFrame({"prompt_id": ["a", "b"], "prompt": ["one", "a very large two"]})
@@ -163,7 +167,8 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
             prompt = {"a": "one", "b": "two"}[name]
             write_preview(previews / f"samples-{seen:012d}/{name}.png", training, prompt)
     write_preview(tmp_path / "samples/teacher/a/0.png", "")
-    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report", fps=1)
+    teacher = teacher_of_one(tmp_path)
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], teacher, tmp_path / "report", fps=1)
     assert sheet.moments == [0]
     assert [prompt for prompt, *_ in sheet.rows] == ["one", "two"]
     assert [last is not None for *_, last in sheet.rows] == [True, False]
@@ -173,7 +178,7 @@ def test_whole_moments_of_this_training_are_shown_with_the_teachers_image(tmp_pa
     )
     assert both.moments == [0, 16]
     assert (
-        gather_previews(RunFolder(tmp_path), ["nobody's"], "teacher", tmp_path / "report", fps=1)
+        gather_previews(RunFolder(tmp_path), ["nobody's"], teacher, tmp_path / "report", fps=1)
         is None
     )
 
@@ -187,7 +192,8 @@ def test_previews_of_clips_play(tmp_path):
     moment = tmp_path / "student/previews/samples-000000000008"
     for path in (moment / "a.png", tmp_path / "samples/teacher/a/0.png"):
         write_png(path, noise, texts, fps=20)
-    sheet = gather_previews(RunFolder(tmp_path), ["ours"], "teacher", tmp_path / "report", fps=20)
+    teacher = teacher_of_one(tmp_path)
+    sheet = gather_previews(RunFolder(tmp_path), ["ours"], teacher, tmp_path / "report", fps=20)
     (_, (preview,), teacher) = sheet.rows[0]
     for shown in (preview, teacher):
         frames, lasts_ms = frames_in(shown.uri)

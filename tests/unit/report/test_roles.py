@@ -77,5 +77,5 @@ def test_models_whose_pixels_are_equal_are_one(tmp_path: Path) -> None:
 
 def test_images_that_are_gone_are_not_called_equal(tmp_path: Path) -> None:
     one, other = drawn(tmp_path, "untrained", 2), drawn(tmp_path, "teacher-2-steps", 2)
-    other.image_path(1).unlink()
+    other.image(1).path.unlink()
     assert find_same({it.model: it for it in (one, other)}).kept == {}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distillery.planning.verify import _find_chunks
+from distillery.planning.verify_files import find_chunks
 from distillery.store.shards import Manifest
 
 
@@ -17,7 +17,7 @@ def targets(data: Path, tmp_path: Path) -> Path:
 
 
 def damaged(root: Path) -> list[Path]:
-    return [item.path for item in _find_chunks(root) if item.find_problem() is not None]
+    return [item.path for item in find_chunks(root) if item.find_problem() is not None]
 
 
 def test_a_shard_of_an_earlier_configuration_needs_no_chunks(targets: Path) -> None:

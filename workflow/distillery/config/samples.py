@@ -23,6 +23,8 @@ from distillery.words import listed_numbers
 
 MAX_CLIP_RATIO = 2.0
 Source = Literal["teacher", "student", "untrained"]
+SampleStoreName = Literal["files", "shards"]
+IMAGES_PER_SHARD = 20_000
 
 
 class SampledModel(Section):
@@ -102,6 +104,18 @@ class Samples(Section):
         8, description="images per call of the pipeline; auto: as for targets"
     )
     num_shards: Shards = Field(4, description="independent jobs per model")
+    store: Annotated[SampleStoreName, OnlyIfSet] = Field(
+        "files",
+        description="files: each image and its latents are files of their own; shards: a model's "
+        "samples lie in tar files that `webdataset` and `datasets` read, for hundreds of thousands "
+        "of images, of which file systems hold few well. The images are the same, and nothing is "
+        "drawn again where files become shards",
+    )
+    images_per_shard: Annotated[Count, OnlyIfSet] = Field(
+        IMAGES_PER_SHARD,
+        description="images of each tar file of `store: shards`, rounded up to whole batches. A "
+        "job makes whole tar files, so there should be several for each of `num_shards`",
+    )
 
     @field_validator("steps", "student_steps")
     @classmethod

@@ -3,10 +3,12 @@
 from typing import Annotated, Literal
 
 from distillery.config.run import Config, RunConfig
-from distillery.config.samples import Source
+from distillery.config.samples import IMAGES_PER_SHARD, SampleStoreName, Source
 from distillery.config.section import BatchSize, Count, Interval, OnlyIfSet, Section, Small
 
-SAME_FOR_ALL_MODELS = ("num_prompts", "images_per_prompt", "batch_size")
+SAME_FOR_ALL_MODELS = (
+    "num_prompts", "images_per_prompt", "batch_size", "store", "images_per_shard"
+)  # fmt: skip
 """Of a model's sampling, what `samples` says once."""
 
 
@@ -29,6 +31,8 @@ class Sampling(Section):
     num_prompts: Count | None
     images_per_prompt: Count
     batch_size: BatchSize
+    store: Annotated[SampleStoreName, OnlyIfSet] = "files"
+    images_per_shard: Annotated[Count, OnlyIfSet] = IMAGES_PER_SHARD
 
 
 def resolve_sampling(config: RunConfig, model: str) -> Sampling:
@@ -62,6 +66,8 @@ def resolve_sampling(config: RunConfig, model: str) -> Sampling:
         num_prompts=config.samples.num_prompts,
         images_per_prompt=config.samples.images_per_prompt,
         batch_size=config.samples.batch_size,
+        store=config.samples.store,
+        images_per_shard=config.samples.images_per_shard,
     )
 
 

@@ -15,12 +15,15 @@ from distillery.families import Setting, Size
 from distillery.families.protocol import Pipeline
 from distillery.files import hash_json
 from distillery.generation.generator import Calls, Generator
-from distillery.generation.sample_folder import SampleFolder, SaveThreads
+from distillery.generation.sample_folder import SampleFolder
+from distillery.generation.sample_store import SampleStore
+from distillery.generation.sample_tars import SampleTars
+from distillery.generation.save_threads import SaveThreads
 from distillery.generation.trajectory import record
 from distillery.generation.walk import even, num_looks, solver_of
 from distillery.images import as_bytes
 from distillery.model_folder import check_student
-from distillery.noise import all_samples
+from distillery.noise import SampleId, all_samples
 from distillery.prompts import own_sizes
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.trajectories import rows_of_chunks
@@ -40,9 +43,11 @@ NOT_IN_RECIPE = {
     "guidance_scale_2",
     "trained_guidance_scale",
     "grid",
+    "store",
+    "images_per_shard",
 }
-"""`num_prompts` only decides which images are made; the scales that are used are written
-themselves, and so is a grid that is not the stock call's."""
+"""`num_prompts` only decides which images are made, and a store where they lie; the scales that are
+used are written themselves, and so is a grid that is not the stock call's."""
 
 
 @dataclass(frozen=True)
@@ -136,15 +141,7 @@ class SampleMaker:
         sampled = table.head(sampling.num_prompts or len(table))
         samples = all_samples(sampled["prompt_id"], sampling.images_per_prompt)
         self.sizes = self.setting.size.each(own_sizes(sampled))
-        self.sample_folder = SampleFolder(
-            root,
-            table,
-            samples,
-            sampling.images_per_prompt,
-            hash_json(self._recipe()),
-            guided=self._is_guided,
-            fps=job.teacher.fps,
-        )
+        self.sample_store = self._open_store(root, table, samples)
         self._generator = Generator(
             self._calls(),
             self._load,
@@ -156,13 +153,22 @@ class SampleMaker:
             None if self.is_student else unpacked_of(job.teacher, self.folder),
         )
 
+    def _open_store(self, root: Path, table: pd.DataFrame, samples: list[SampleId]) -> SampleStore:
+        """Where `samples.store` has them."""
+        sampling = self.job.sampling
+        what = (root, table, samples, sampling.images_per_prompt, hash_json(self._recipe()))
+        how = (self._is_guided, self.job.teacher.fps)
+        if sampling.store == "files":
+            return SampleFolder(*what, *how)
+        return SampleTars(*what, *how, sampling.images_per_shard, self.job.seed)
+
     def _calls(self) -> Calls:
         """What the pipeline is called with."""
         sampling = self.job.sampling
         return Calls(
             family=self.family,
             store=self.store,
-            samples=self.sample_folder.samples,
+            samples=self.sample_store.samples,
             samples_per_prompt=sampling.images_per_prompt,
             sizes=self.sizes,
             seed=self.job.seed,
@@ -273,10 +279,11 @@ class SampleMaker:
                     continue
                 problem = drawn.problem(place)
                 if problem is not None:
-                    failures.append(f"{self.sample_folder.name(row)}: {problem}")
+                    failures.append(f"{self.sample_store.name(row)}: {problem}")
                     continue
                 pixels, latents = drawn.pixels[place].numpy(), drawn.latents[place].clone()
-                savers.submit(partial(self.sample_folder.save, row, pixels, latents))
+                save = partial(self.sample_store.save, row, pixels, latents)
+                savers.submit(save, self.sample_store.keep)
         return failures
 
     def advice_on(self, failures: Sequence[str]) -> str:
@@ -300,7 +307,7 @@ class SampleMaker:
         if not spoiled.any():
             return drawn
         ids = ", ".join(
-            self.sample_folder.name(rows[place]) for place in spoiled.nonzero().flatten()
+            self.sample_store.name(rows[place]) for place in spoiled.nonzero().flatten()
         )
         if not self._generator.can_be_in_float32:
             self.reporter.warning(f"black or not finite: {ids}")

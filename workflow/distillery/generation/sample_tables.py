@@ -1,13 +1,18 @@
 """The shards of one model's samples become one manifest, after every file was looked at."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
 
-from distillery.files import hash_files, repair_hint
+from distillery.files import MAX_THREADS, repair_hint
 from distillery.store.footers import recipe_in
+from distillery.store.sample_files import IMAGE, LATENTS, SampleFile, sample_files
 from distillery.store.tables import read_table, write_table
+
+AT_ONCE = 64
+"""Files that threads read and hash ahead."""
 
 
 def merge_samples(shards: Sequence[Path], output: Path) -> None:
@@ -64,9 +69,12 @@ def _check_set(parts: Mapping[Path, pd.DataFrame], filled: Sequence[Path]) -> No
 
 def _verify(shard: Path, part: pd.DataFrame, folder: Path) -> None:
     """Compare every file of a shard with its hash."""
-    for kind, digest in (("file", "sha256"), ("latents_file", "latents_sha256")):
-        paths = [folder / name for name in part[kind]]
-        digests = hash_files(path for path in paths if path.is_file())
-        for path, expected in zip(paths, part[digest], strict=True):
-            if digests.get(path) != expected:
-                raise ValueError(f"{path} is missing or damaged: {repair_hint(path, shard)}")
+    with ThreadPoolExecutor(MAX_THREADS) as threads:
+        for kind in (IMAGE, LATENTS):
+            for files in sample_files(folder, part, kind, AT_ONCE):
+                for file, is_whole in zip(
+                    files, threads.map(SampleFile.is_whole, files), strict=True
+                ):
+                    if not is_whole:
+                        hint = repair_hint(*file.remade_without, shard)
+                        raise ValueError(f"{file} is missing or damaged: {hint}")

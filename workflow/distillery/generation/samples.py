@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
 
 from distillery.config.jobs import SamplesJob, as_frozen
 from distillery.config.section import Compile
-from distillery.files import hash_file
 from distillery.generation.chunked import what_was_made
-from distillery.generation.sample_folder import SampleFolder, SaveThreads
 from distillery.generation.sample_maker import SampleMaker
-from distillery.noise import noise_seed
-from distillery.prompts import REQUIRED, RESERVED, RESERVED_FOR_CLIPS, RESERVED_FOR_PAIRS, SIZE
+from distillery.generation.save_threads import SaveThreads
+from distillery.noise import SampleId, noise_seed
+from distillery.prompts import (
+    REQUIRED,
+    RESERVED,
+    RESERVED_FOR_CLIPS,
+    RESERVED_FOR_PAIRS,
+    RESERVED_FOR_SHARDS,
+    SIZE,
+)
 from distillery.run_folder import RunFolder
-from distillery.stage import balanced_range
 from distillery.store.belonging import check_student_of, hash_making
 from distillery.store.chunks import DamagedChunkError
 from distillery.store.tables import read_table, write_table
@@ -71,28 +75,34 @@ def make_samples(
     maker = SampleMaker(
         job, table, inputs.embeddings, inputs.pipeline, output.parent, device, reporter, compile_
     )
-    units = maker.units()
-    shard_units = [units[index] for index in balanced_range(len(units), *shard)]
-    rows = [row for unit in shard_units for row in unit]
-    failures, num_found = list[str](), 0
+    store = maker.sample_store
+    parts = store.parts(maker.units(), shard)
+    total = sum(len(unit) for _, units in parts for unit in units)
+    failures, num_found, tables = list[str](), 0, list[pd.DataFrame]()
     threads = SaveThreads(maker.setting.size.num_frames)
-    with reporter.progress(len(rows), " images") as bar, threads as savers:
-        for unit in shard_units:
-            missing = [row for row in unit if not maker.sample_folder.is_done(row)]
-            bar.find(len(unit) - len(missing))
-            num_found += len(unit) - len(missing)
-            failures += _make_unit(maker, model, unit, missing, savers, reporter)
-            bar.update(len(missing))
-    num_made = len(rows) - num_found - len(failures)
-    reporter.info(what_was_made(num_made, len(failures), len(rows), "images"))
-    _raise_failures(failures, len(rows), maker.advice_on(failures), reporter)
-    records = [describe(maker, row, model, shard, table) for row in rows]
-    _tell_black(maker.sample_folder, rows, reporter)
-    second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
-    of_clips = RESERVED_FOR_CLIPS if maker.setting.size.is_clip else ()
-    columns = [*REQUIRED, *RESERVED, *second, *of_clips, *_extra_columns(table)]
+    with reporter.progress(total, " images") as bar, threads as savers:
+        for number, units in parts:
+            store.begin(number, units)
+            failed = list[str]()
+            for unit in units:
+                missing = [row for row in unit if not store.is_done(row)]
+                bar.find(len(unit) - len(missing))
+                num_found += len(unit) - len(missing)
+                failed += _make_unit(maker, model, unit, missing, savers, reporter)
+                bar.update(len(missing))
+            savers.wait()
+            store.finish()
+            failures += failed
+            if not failures:
+                rows = [row for unit in units for row in unit]
+                tables.append(describe(maker, rows, model, shard, table))
+    num_made = total - num_found - len(failures)
+    reporter.info(what_was_made(num_made, len(failures), total, "images"))
+    _raise_failures(failures, total, maker.advice_on(failures), reporter)
+    listed = pd.concat(tables, ignore_index=True) if tables else _no_rows(maker, table)
+    _tell_black(listed, reporter)
     made_with = hash_making(as_frozen(job), inputs.embeddings, inputs.pipeline)
-    write_table(pd.DataFrame(records, columns=columns), output, made_with)
+    write_table(listed, output, made_with)
 
 
 def _raise_failures(failures: Sequence[str], total: int, advice: str, reporter: Reporter) -> None:
@@ -108,15 +118,16 @@ def _raise_failures(failures: Sequence[str], total: int, advice: str, reporter: 
         )
 
 
-def _tell_black(sample_folder: SampleFolder, rows: Sequence[int], reporter: Reporter) -> None:
+def _tell_black(table: pd.DataFrame, reporter: Reporter) -> None:
     """Name the black images. They are kept: a prompt may ask for one, and nothing is NaN here."""
-    names = [sample_folder.name(row) for row in rows if sample_folder.is_black(row)]
-    if names:
-        shown = ", ".join(names[:MAX_FAILURES_SHOWN])
+    black = table[table["is_black"].astype(bool)]
+    if len(black):
+        first = black.head(MAX_FAILURES_SHOWN)
+        names = map(SampleId, first["prompt_id"], first["index"])
         reporter.warning(
-            f"{len(names)} images are black, every pixel is 0 though all values are finite: "
-            f"{shown}{' ...' * (len(names) > MAX_FAILURES_SHOWN)}; they are kept, and is_black in "
-            "the table marks them"
+            f"{len(black)} images are black, every pixel is 0 though all values are finite: "
+            f"{', '.join(map(str, names))}{' ...' * (len(black) > len(first))}; they are kept, and "
+            "is_black in the table marks them"
         )
 
 
@@ -129,12 +140,12 @@ def _make_unit(
     reporter: Reporter,
 ) -> list[str]:
     """Make what is missing of one group; returns a line for each image that failed."""
-    sample_folder = maker.sample_folder
+    store = maker.sample_store
     if not missing:
         return []
-    names = [sample_folder.name(row) for row in missing]
+    names = [store.name(row) for row in missing]
     try:
-        facts = {"model": model, "recipe": sample_folder.recipe_hash, "samples": names}
+        facts = {"model": model, "recipe": store.recipe_hash, "samples": names}
         with reporter.work(len(missing), **facts) as more:
             failures = maker.make(rows, missing, savers)
             # The whole group is decoded for what is missing of it.
@@ -148,36 +159,49 @@ def _make_unit(
 
 
 def describe(
-    maker: SampleMaker, row: int, model: str, shard: tuple[int, int], table: pd.DataFrame
-) -> dict[str, Any]:
-    """One row of the manifest, with the user's own columns last."""
-    sample_folder, sampling = maker.sample_folder, maker.job.sampling
-    sample = sample_folder.samples[row]
-    image, latents = sample_folder.image(row), sample_folder.latents(row)
-    prompt_row = table.iloc[row // sampling.images_per_prompt]
-    size = maker.sizes[row // sampling.images_per_prompt]
-    return {
-        "prompt_id": sample.prompt_id,
-        "prompt": sample_folder.prompt(row),
-        "index": sample.index,
-        "noise_seed": noise_seed(maker.job.seed, sample),
-        "file": image.relative_to(sample_folder.root).as_posix(),
-        "sha256": hash_file(image),
-        "latents_file": latents.relative_to(sample_folder.root).as_posix(),
-        "latents_sha256": hash_file(latents),
-        "model": model,
-        "steps": sampling.steps,
+    maker: SampleMaker,
+    rows: Sequence[int],
+    model: str,
+    shard: tuple[int, int],
+    table: pd.DataFrame,
+) -> pd.DataFrame:
+    """Rows of the manifest, with the user's own columns last."""
+    store, sampling = maker.sample_store, maker.job.sampling
+    places = [row // sampling.images_per_prompt for row in rows]
+    samples = [store.samples[row] for row in rows]
+    sizes = [maker.sizes[place] for place in places]
+    extra = table[_extra_columns(table)].iloc[places].reset_index(drop=True)
+    found = pd.DataFrame(store.record(row) for row in rows)
+    listed = found.assign(
+        prompt_id=[sample.prompt_id for sample in samples],
+        prompt=[store.prompt(row) for row in rows],
+        index=[sample.index for sample in samples],
+        noise_seed=[noise_seed(maker.job.seed, sample) for sample in samples],
+        model=model,
+        steps=sampling.steps,
+        network_calls=maker.num_calls,
+        width=[size.width for size in sizes],
+        height=[size.height for size in sizes],
+        num_frames=[size.num_frames for size in sizes],
+        fps=maker.job.teacher.fps,
+        recipe=store.recipe_hash,
+        shard=f"{shard[0]}/{shard[1]}",
         **maker.setting.guidance,
-        "network_calls": maker.num_calls,
-        "width": size.width,
-        "height": size.height,
-        "num_frames": size.num_frames,
-        "fps": maker.job.teacher.fps,
-        "is_black": sample_folder.is_black(row),
-        "recipe": sample_folder.recipe_hash,
-        "shard": f"{shard[0]}/{shard[1]}",
-        **{name: prompt_row[name] for name in _extra_columns(table)},
-    }
+    )
+    own = [name for name in RESERVED_FOR_SHARDS if name in found]
+    return pd.concat([listed[[*_our_columns(maker), *own]], extra], axis="columns")
+
+
+def _our_columns(maker: SampleMaker) -> list[str]:
+    """What every table of a model has beside the user's own columns."""
+    second = [name for name in RESERVED_FOR_PAIRS if name in maker.setting.guidance]
+    of_clips = RESERVED_FOR_CLIPS if maker.setting.size.is_clip else ()
+    return [*REQUIRED, *RESERVED, *second, *of_clips]
+
+
+def _no_rows(maker: SampleMaker, table: pd.DataFrame) -> pd.DataFrame:
+    """The table of a job that has nothing to make."""
+    return pd.DataFrame(columns=[*_our_columns(maker), *_extra_columns(table)])
 
 
 def _extra_columns(table: pd.DataFrame) -> list[str]:

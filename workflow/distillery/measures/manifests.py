@@ -1,6 +1,5 @@
 """Read what the samples stage lists: images, final latents, and the models that made them."""
 
-import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from distillery.images import Pixels, poster, read_png
 from distillery.noise import SampleId
 from distillery.run_folder import RunFolder
 from distillery.store.lacking import tables_listing
+from distillery.store.sample_files import LATENTS, SampleFile, sample_file
 from distillery.store.tables import read_table
 from distillery.words import noun_of
 
@@ -96,14 +96,25 @@ class ModelSamples:
         columns = [*KEY, "sha256", "latents_sha256"]
         return hash_json({column: self.table[column].tolist() for column in columns})
 
-    def image_path(self, row: int) -> Path:
-        """The image of one row."""
-        return self.folder / str(self.table["file"].iloc[row])
+    def row_of(self, sample: SampleId) -> int | None:
+        """The row of a sample; None where there is none."""
+        is_it = (self.table["prompt_id"] == sample.prompt_id) & (
+            self.table["index"] == sample.index
+        )
+        return next(iter(np.flatnonzero(is_it).tolist()), None)
 
-    def checked_path(self, row: int) -> Path:
-        """The file of one image, whose bytes are as listed; errors as of `read_pixels`."""
-        self._read(self.image_path(row), str(self.table["sha256"].iloc[row]))
-        return self.image_path(row)
+    def image(self, row: int) -> SampleFile:
+        """The image of one row."""
+        return sample_file(self.folder, self.table, row)
+
+    def put_image(self, row: int, path: Path) -> None:
+        """Give an image another path, if its bytes are as listed; errors as of `read_pixels`."""
+        self.read_bytes(row)
+        self.image(row).put(path)
+
+    def read_bytes(self, row: int) -> bytes:
+        """The PNG of one image; errors as of `read_pixels`."""
+        return self._read(self.image(row))
 
     def read_image(self, row: int) -> Image.Image:
         """One image for a still page, of a clip its poster; errors as of `read_pixels`."""
@@ -115,26 +126,24 @@ class ModelSamples:
         Raises:
             ValueError: the file is missing, or is not the one the manifest was written for.
         """
-        content = self._read(self.image_path(row), str(self.table["sha256"].iloc[row]))
-        with Image.open(io.BytesIO(content)) as opened:
+        with Image.open(io.BytesIO(self.read_bytes(row))) as opened:
             return read_png(opened)
 
     def read_latents(self, row: int) -> npt.NDArray[np.float32]:
         """The final latents of one image, shape (c, f, h, w); errors as of `read_pixels`."""
-        path = self.folder / str(self.table["latents_file"].iloc[row])
-        tensors = load(self._read(path, str(self.table["latents_sha256"].iloc[row])))
+        file = sample_file(self.folder, self.table, row, LATENTS)
+        tensors = load(self._read(file))
         if "latents" not in tensors:
-            raise ValueError(f"{path} holds {sorted(tensors)}: a tensor named 'latents' is needed")
+            raise ValueError(f"{file} holds {sorted(tensors)}: a tensor named 'latents' is needed")
         return np.asarray(tensors["latents"], dtype=np.float32)
 
-    def _read(self, path: Path, sha256: str) -> bytes:
+    def _read(self, file: SampleFile) -> bytes:
         """A listed file's bytes, which must have the hash that the manifest gives."""
-        content = path.read_bytes() if path.is_file() else None
-        if content is None or hashlib.sha256(content).hexdigest() != sha256:
+        content = file.read()
+        if content is None or not file.is_of(content):
             why = "is not there" if content is None else "is not what its manifest lists"
-            file = path.relative_to(self.folder).as_posix()
-            hint = repair_hint(path, *tables_listing(self.folder, file))
-            raise ValueError(f"{path} of {self.model!r} {why}: {hint}")
+            hint = repair_hint(*file.remade_without, *tables_listing(self.folder, file.name))
+            raise ValueError(f"{file} of {self.model!r} {why}: {hint}")
         return content
 
 

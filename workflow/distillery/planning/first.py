@@ -22,7 +22,7 @@ from distillery.config.training import on_batch_size
 from distillery.files import JsonObject, hash_json, write_json
 from distillery.locks import alone, quiet
 from distillery.notes import Note, error, noting, refuse
-from distillery.planning.overlooked import on_contents, read_plan
+from distillery.planning.overlooked import on_contents, on_tars, read_plan
 from distillery.planning.requests import Request, write_requests
 from distillery.run_folder import RunFolder
 from distillery.store.belonging import PIPELINES, STUDENT_FILE
@@ -81,7 +81,7 @@ def plan_first(
         ValueError: the training gets more processes than an update has samples, or the plan
             refuses the run and has said why.
     """
-    notes = list(on_contents(run.plan, sources))
+    notes = [*on_contents(run.plan, sources), *on_tars(config, run)]
     if isinstance(config, Config):
         notes += on_batch_size(config.training, num_processes)
     refuse(notes)

@@ -1,17 +1,20 @@
 """What Snakemake overlooks: other contents under old names and dates, results without its notes."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distillery.config.jobs import freeze, frozen_stages, read_frozen
 from distillery.config.run import RunConfig
+from distillery.config.samples import IMAGES_PER_SHARD
 from distillery.config.section import without_result
 from distillery.config.teacher import Teacher
 from distillery.files import hash_json, read_json
 from distillery.hash_cache import hash_large_files
 from distillery.notes import Note, error
 from distillery.run_folder import RunFolder
+from distillery.store.tars import TARS
 from distillery.typed import command
 
 if TYPE_CHECKING:  # it imports torch, and a dry run asks here
@@ -80,6 +83,35 @@ def on_contents(plan: Path, sources: Sequence[str]) -> Iterator[Note]:
         is_older = Path(source).stat().st_mtime_ns <= planned_ns
         if is_older and digest != planned[source]:
             yield on_older(source, "when this run was planned")
+
+
+def on_tars(config: RunConfig, run: RunFolder) -> Iterator[Note]:
+    """Tars of images where files are asked for, or tars of another length: their images would be
+    drawn again."""
+    samples = config.samples
+    for model in samples.models:
+        folder = run.samples(model).parent
+        if not any(folder.glob(TARS)):
+            continue
+        try:
+            before = read_frozen(run.config(f"samples-{model}"))["sampling"]
+        except (OSError, ValueError, KeyError):
+            before = {}
+        length = before.get("images_per_shard", IMAGES_PER_SHARD)
+        if samples.store == "files":
+            key = "samples.store is files"
+        elif length != samples.images_per_shard:
+            key = f"samples.images_per_shard is {samples.images_per_shard}, was {length}"
+        else:
+            continue
+        each = f'for tar in {shlex.quote(str(run.sample_folder))}/*/{TARS}; do tar -xf "$tar" -C '
+        yield error(
+            key,
+            f", and {folder} has its images in tar files, of which they would be drawn again",
+            f'run `{each}"$(dirname "$tar")" && rm "$tar"; done`, which makes files of them that '
+            "the jobs find, and start again",
+        )
+        break
 
 
 def on_older(source: str, before: str) -> Note:

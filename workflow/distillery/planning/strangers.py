@@ -41,6 +41,8 @@ class Item:
         manifests: finds what goes with it, so that Snakemake makes it again.
         is_asked_for: whether the rule `all` asks for it, or for what is made of it.
         is_listed: whether it is a result, or the file of one that a manifest lists.
+        is_removed: whether it is made again only where it is gone; not so a tar, in which a job
+            makes again what is damaged.
     """
 
     path: Path
@@ -48,6 +50,7 @@ class Item:
     manifests: Callable[[], list[Path]] = list
     is_asked_for: bool = True
     is_listed: bool = True
+    is_removed: bool = True
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ def _foreign_images(
         place = manifest.parent, torch.device("cpu"), reporter
         maker = SampleMaker(job, prompts, embeddings, pipeline, *place)
         found = set(read_table(manifest)["recipe"])
-        if found != {maker.sample_folder.recipe_hash}:
+        if found != {maker.sample_store.recipe_hash}:
             made_by = pipeline or config.teacher.path
             why = f"its images are not those of {made_by} under {run.config(stage)}"
             yield _stranger(manifest, why, *manifest.parent.glob("shard-*.parquet"))

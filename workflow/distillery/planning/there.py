@@ -31,6 +31,7 @@ from distillery.run_folder import RunFolder
 from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import distinct_texts
 from distillery.store.lacking import Lacking, lacking_chunks, lacking_images
+from distillery.store.sample_files import images_in
 from distillery.store.tables import read_table
 from distillery.words import counted
 
@@ -40,8 +41,9 @@ CHECKPOINT = "samples-"
 METADATA = "distillery.json"
 OTHER_FORM = "this release writes its configuration otherwise"
 OTHERS_MADE = "prompts.train has changed, or what was made of it"
-NOT_OF_IMAGES = {"sampling.num_prompts"}
-"""Keys of a model's frozen configuration that only say which images are made."""
+NOT_OF_IMAGES = {"sampling.num_prompts", "sampling.store", "sampling.images_per_shard"}
+"""Keys of a model's frozen configuration that only say which images are made, and where they
+lie."""
 TRAINED_GUIDANCE = "sampling.trained_guidance_scale"
 """One that only a network reads which takes the scale as an input."""
 
@@ -314,7 +316,7 @@ def _samples(
     unread: Container[str],
 ) -> Found:
     folder = run.sample_folder / model
-    there = [path.parent.name for path in folder.glob("*/*.png")]
+    there = [prompt_id for prompt_id, _ in images_in(folder)]
     total = config.samples.num_images(len(prompts))
     sampled = prompts.head(config.samples.num_prompts or len(prompts))
     same = _unchanged(run.prompts("eval"), sampled)

@@ -1,32 +1,28 @@
 """What is damaged of a run, file by file, and the commands that make it again."""
 
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 
 from distillery.config.jobs import JOBS, RUNTIME, read_config, read_frozen
-from distillery.files import hash_file, read_sealed, repair_commands
-from distillery.generation.sample_folder import identity_in, member_of
+from distillery.files import read_sealed, repair_commands
+from distillery.measures.vision import in_batches
 from distillery.model_folder import find_changes, read_metadata
-from distillery.noise import SampleId
 from distillery.planning.strangers import Damage, Item, other_settings, strangers
-from distillery.prompts import made_of_rows
+from distillery.planning.verify_files import (
+    find_chunks,
+    find_images,
+    problem_of,
+    problem_of_table,
+    unreadable,
+)
 from distillery.run_folder import RunFolder
 from distillery.store.chunks import (
-    ChunkIdentity,
-    DamagedChunkError,
     chunk_folder,
-    read_chunk,
-    read_identity,
 )
-from distillery.store.lacking import tables_listing
-from distillery.store.shards import Manifest, manifests_listing
-from distillery.store.tables import find_problem, read_table
 from distillery.student.export import CARD
 from distillery.telemetry import Reporter
 from distillery.training import checkpoint
@@ -36,9 +32,9 @@ from distillery.words import counted
 MAX_THREADS = 8
 MAX_NAMED = 5
 """Runs that a message names."""
+AT_ONCE = 256
+"""Files that threads read ahead."""
 STUDENTS = ("initial", "trained", "pipeline", "untrained", "trained-*-rounds", "*-rounds")
-Claims = list[tuple[ChunkIdentity, str]]
-"""What manifests say of one file: its identity, and its SHA-256."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +55,19 @@ class Verified:
 
 def verify(run: RunFolder, reporter: Reporter) -> Verified:
     """Read all there is of a run; a run that is not finished has less."""
-    items = list(_find_items(run))
-    damages = []
+    total, unlisted, damages = sum(1 for _ in _find_items(run)), 0, []
     with (
-        reporter.progress(len(items), " files") as bar,
+        reporter.progress(total, " files") as bar,
         ThreadPoolExecutor(MAX_THREADS) as threads,
     ):
-        for item, why in zip(items, threads.map(_read, items), strict=True):
-            if why is not None:
-                damages.append(Damage(item, why))
-            bar.update()
+        # A few at once: all of a million images would take gigabytes.
+        for items in in_batches(_find_items(run), AT_ONCE):
+            for item, why in zip(items, threads.map(_read, items), strict=True):
+                if why is not None:
+                    damages.append(Damage(item, why))
+                unlisted += why is None and not item.is_listed
+                bar.update()
     known = {damage.item.path for damage in damages}
-    unlisted = sum(not item.is_listed and item.path not in known for item in items)
     notes: list[str] = []
     try:
         config = read_config(run.config("run"))
@@ -80,13 +77,14 @@ def verify(run: RunFolder, reporter: Reporter) -> Verified:
         others = strangers(config, run, reporter, is_whole=not damages)
         damages += [each for each in others if each.item.path not in known]
         notes = other_settings(config, run)
-    return Verified(damages, len(items) - unlisted, unlisted, notes)
+    return Verified(damages, total - unlisted, unlisted, notes)
 
 
 def commands(damages: Iterable[Damage], run: RunFolder) -> list[str]:
     """The shell commands that make again what is damaged."""
     damaged = [damage.item for damage in damages]
-    paths = [path for item in damaged for path in (item.path, *item.manifests())]
+    removed = [((item.path,) if item.is_removed else (), item.manifests()) for item in damaged]
+    paths = [path for own, manifests in removed for path in (*own, *manifests)]
     paths = [path for path in paths if not set(paths).intersection(path.parents)]
     named = [str(item.path) for item in damaged if not item.is_asked_for]
     return repair_commands(paths, run.config("run"), named)
@@ -97,25 +95,25 @@ def _read(item: Item) -> str | None:
     try:
         return item.find_problem()
     except OSError as error:
-        return _unreadable(error)
+        return unreadable(error)
 
 
 def _find_items(run: RunFolder) -> Iterator[Item]:
     for path in [*_matches(run.config("*"), run), *_matches(run.plan, run)]:
-        yield Item(path, partial(_problem_of, read_frozen, path), is_asked_for=False)
+        yield Item(path, partial(problem_of, read_frozen, path), is_asked_for=False)
     rounds = (run.visited("*"), run.states_shard("*", "*"))
     for manifest in (run.embeddings("*"), run.targets, *rounds):
         for root in _matches(manifest.parent, run):
-            yield from _find_chunks(root)
+            yield from find_chunks(root)
     losses = (run.loss, run.loss_after("*"))
     for tables in (run.prompts("*"), run.samples("*").with_stem("*"), *losses, run.scores):
         for path in _matches(tables, run):
-            yield Item(path, partial(_problem_of_table, path))
+            yield Item(path, partial(problem_of_table, path))
     for folder in _matches(run.sample_folder / "*", run):
-        yield from _find_images(folder)
+        yield from find_images(folder)
     yield from _find_students(run)
     for path in _matches(run.quality, run):
-        yield Item(path, partial(_problem_of, read_sealed, path))
+        yield Item(path, partial(problem_of, read_sealed, path))
 
 
 def _matches(pattern: Path, run: RunFolder) -> list[Path]:
@@ -132,128 +130,6 @@ def _find_students(run: RunFolder) -> Iterator[Item]:
     for folder in _matches(run.checkpoints / "*" / "samples-*", run):
         if checkpoint.is_one(folder):
             yield Item(folder, partial(_problem_of_checkpoint, folder))
-
-
-def _find_chunks(root: Path) -> Iterator[Item]:
-    """A store's manifests, and all chunks that they list or that lie there."""
-    claims: dict[str, Claims] = defaultdict(list)
-    needed: set[str] = set()
-    merged = root / "manifest.json"
-    for path in sorted(root.glob("*.json")):
-        yield Item(path, partial(_problem_of, Manifest.read, path))
-        if _problem_of(Manifest.read, path) is not None:
-            continue
-        manifest = Manifest.read(path)
-        for chunk in manifest.chunks:
-            identity = ChunkIdentity(manifest.recipe_hash, chunk.members)
-            claims[chunk.file].append((identity, chunk.sha256))
-        if path == merged or not merged.is_file():  # a shard may be of an earlier configuration
-            needed |= {chunk.file for chunk in manifest.chunks}
-    there = {path.relative_to(root).as_posix() for path in root.glob("*/chunk-*.safetensors")}
-    listed = _identities(claims)
-    for file in sorted(needed | there):
-        check = partial(_problem_of_file, root / file, claims[file], listed, _identify_chunk)
-        listing = partial(manifests_listing, root, file)
-        yield Item(root / file, check, listing, is_listed=bool(claims[file]))
-
-
-def _find_images(folder: Path) -> Iterator[Item]:
-    """A model's images and latents that its tables list, or that lie there."""
-    claims: dict[str, Claims] = defaultdict(list)
-    needed: set[str] = set()
-    merged = folder / "manifest.parquet"
-    for path in sorted(folder.glob("*.parquet")):
-        if _problem_of_table(path) is not None:
-            continue
-        table = read_table(path)
-        # A table does not say whether its images were guided by negative prompts, or whose their
-        # sizes were.
-        for guided, sized in product((False, True), repeat=2):
-            made_of = made_of_rows(table, guided, sized)
-            for row, parts in zip(table.to_dict("records"), made_of, strict=True):
-                member = member_of(SampleId(row["prompt_id"], row["index"]), parts)
-                identity = ChunkIdentity(row["recipe"], member)
-                claims[row["file"]].append((identity, row["sha256"]))
-                claims[row["latents_file"]].append((identity, row["latents_sha256"]))
-        if path == merged or not merged.is_file():
-            needed |= {*table["file"], *table["latents_file"]}
-    there = [*folder.glob("*/*.png"), *folder.glob("*/*.safetensors")]
-    listed = _identities(claims)
-    for file in sorted(needed | {path.relative_to(folder).as_posix() for path in there}):
-        path = folder / file
-        identify = identity_in if path.suffix == ".png" else _identify_chunk
-        check = partial(_problem_of_file, path, claims[file], listed, identify)
-        listing = partial(tables_listing, folder, file)
-        yield Item(path, check, listing, is_listed=bool(claims[file]))
-
-
-def _identities(claims: Mapping[str, Claims]) -> set[ChunkIdentity]:
-    return {identity for listed in claims.values() for identity, _ in listed}
-
-
-def _problem_of_file(
-    path: Path,
-    claims: Claims,
-    listed: Container[ChunkIdentity],
-    identify: Callable[[Path], ChunkIdentity | None],
-) -> str | None:
-    """Why a chunk, an image or its latents is damaged.
-
-    A whole one that no manifest lists is not damaged: the job that makes it has not ended yet.
-
-    Args:
-        claims: what manifests say of it.
-        listed: the identities of all files that they list.
-        identify: reads a file's identity.
-    """
-    if not path.is_file():
-        return "it is missing"
-    digest = hash_file(path)
-    if any(digest == expected for _, expected in claims):
-        return None
-    identity = identify(path)
-    if identity is None:
-        return "its bytes do not match its checksums"
-    if any(identity == expected for expected, _ in claims):
-        return "its bytes are not those that its manifests list"
-    if not claims:
-        return None
-    if identity in listed:
-        return "it is another file's content"
-    return "it is whole, but not what its manifests list: it is of other settings or another run"
-
-
-def _identify_chunk(path: Path) -> ChunkIdentity | None:
-    """The identity of a chunk's file; None where it is no chunk, or damaged."""
-    try:
-        identity = read_identity(path)
-        read_chunk(path, identity)
-    except DamagedChunkError:
-        return None
-    return identity
-
-
-def _problem_of(read: Callable[[Path], object], path: Path) -> str | None:
-    """Why a JSON file is damaged."""
-    try:
-        read(path)
-    except ValueError:
-        return "it is not what was written"
-    except OSError as error:
-        return _unreadable(error)
-    return None
-
-
-def _problem_of_table(path: Path) -> str | None:
-    try:
-        return find_problem(path.read_bytes())
-    except OSError as error:
-        return _unreadable(error)
-
-
-def _unreadable(error: OSError) -> str:
-    """As of a folder in a file's place, or a bad disk."""
-    return f"it cannot be read: {error.strerror or error}"
 
 
 def _problem_of_student(folder: Path) -> str | None:

@@ -4,7 +4,7 @@ compare."""
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ import pandas as pd
 from distillery.files import atomic_path, read_sealed, write_text
 from distillery.input_images import MAX_THREADS, InputImage, own_images
 from distillery.measures.lists import MEASURES
-from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
+from distillery.measures.manifests import KEY, ModelSamples, check_pairs, check_scored, read_samples
 from distillery.report.categories import CATEGORY, as_name
 from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.image_grid import spread
 from distillery.report.inputs import read_input
 from distillery.report.roles import MARKS, find_same, usual_part
 from distillery.run_folder import RunFolder
 from distillery.store.marks import hash_made_of, mark_of
+from distillery.store.sample_files import is_of_tars
 from distillery.store.tables import read_table
 from distillery.words import noun_of
 
@@ -32,6 +34,11 @@ SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.so
 DIGITS = 4
 VIEWER_PX = 4096
 """Width of the image beside a prompt, at most: it can be enlarged as the samples can."""
+MOST, MOST_OF_TARS = 20_000, 400
+"""Samples in the gallery: of more, the best and the worst by each score, and others spread evenly.
+Of tars they are copied beside the pages, an image of 1024 px some 1.5 MB."""
+IMAGES = "images"
+"""Folder beside the pages, of images that no page can link to."""
 INPUTS = "inputs"
 """Folder beside the pages, of the images beside prompts: pages still have them where results are
 moved."""
@@ -94,7 +101,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     columns = [
         {
             "name": same.label(model.model),
-            "folder": link_to(model.folder, output),
+            "folder": folder_of(model, output),
             "glyph": MARKS[usual_part(model)].glyph,
             "colour": MARKS[usual_part(model)].colour,
         }
@@ -103,8 +110,12 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     mark = mark_of(hash_made_of([*manifests, *([scores] if scores else [])]))
     with atomic_path(output) as folder:
         folder.mkdir()
+        found = read_table(scores) if scores else None
+        total, rows = len(models[0].table), choose(models, found)
+        models = [replace(model, table=model.table.iloc[rows]) for model in models]
         given = write_inputs(own_images(models[0].table), folder)
-        samples = gather(models, read_table(scores) if scores else None, given)
+        write_images(models, folder)
+        samples = gather(models, found, given)
         pages = [samples[start : start + per_page] for start in range(0, len(samples), per_page)]
         present = {name for sample in samples for shot in sample.shots for name in shot.scores}
         scored = [name for name in SCORES if name in present]
@@ -122,11 +133,53 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 number=number,
                 names=[name_of(page) for page in range(1, len(pages) + 1)],
                 num_samples=len(samples),
+                num_left_out=total - len(samples),
                 scored={name: SCORES[name] for name in scored},
                 categories=list(dict.fromkeys(it.category for it in samples if it.category)),
             )
             write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
         write_text(folder / "rows.js", rows_script(columns, samples, scored, per_page))
+
+
+def choose(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[int]:
+    """The rows that are shown, in order: all, or so many by the scores of the second model."""
+    table = models[0].table
+    most = MOST_OF_TARS if is_of_tars(table) else MOST
+    if len(table) <= most:
+        return list(range(len(table)))
+    chosen = set[int]()
+    if scores is not None:
+        own = scores[scores["model"] == models[_second(models)].model]
+        names = [name for name in SCORES if name in own]
+        own = table[KEY].merge(own[[*KEY, *names]], on=KEY, how="left")
+        for name in names:
+            order = own[name].dropna().sort_values(kind="stable").index
+            number = most // (4 * len(names))
+            chosen |= {*order[:number], *order[-number:]}
+    rest = [row for row in range(len(table)) if row not in chosen]
+    return sorted(chosen | set(spread(rest, most - len(chosen))))
+
+
+def folder_of(model: ModelSamples, gallery: Path) -> str:
+    """Where a page finds a model's images."""
+    is_copied = is_of_tars(model.table)
+    return link_to(gallery / IMAGES / model.model if is_copied else model.folder, gallery)
+
+
+def write_images(models: Sequence[ModelSamples], gallery: Path) -> None:
+    """Copy images out of tars, each checked."""
+    for model in models:
+        if is_of_tars(model.table):
+            files = file_names(model)
+            with ThreadPoolExecutor(MAX_THREADS) as pool:
+                paths = (gallery / IMAGES / model.model / file for file in files)
+                list(pool.map(model.put_image, range(len(files)), paths))
+
+
+def file_names(model: ModelSamples) -> list[str]:
+    """The names of the images below `folder_of`."""
+    names = model.table["file"]
+    return (names.str.partition("/")[2] if is_of_tars(model.table) else names).tolist()
 
 
 def _second(models: Sequence[ModelSamples]) -> int:
@@ -165,6 +218,7 @@ def gather(
     """All samples in the order of the manifests."""
     found: dict[tuple[str, str, int], Mapping[str, float]] = {}
     if scores is not None:
+        scores = models[0].table[KEY].merge(scores, on=KEY)
         for row in scores.to_dict(orient="records"):
             values = {name: row[name] for name in SCORES if name in row}
             found[row["model"], row["prompt_id"], int(row["index"])] = {
@@ -172,7 +226,7 @@ def gather(
                 for name, value in values.items()
                 if value is not None and not pd.isna(value)
             }
-    files = [model.table["file"].tolist() for model in models]
+    files = list(map(file_names, models))
     first = models[0].table
     categories = map(as_name, first[CATEGORY] if CATEGORY in first else [""] * len(first))
     keys = zip(first["prompt_id"], first["index"], first["prompt"], categories, strict=True)

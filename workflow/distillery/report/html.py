@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from distillery.images import Pixels, frames_of, poster, thin_out
+from distillery.images import Pixels, frames_of, poster, read_png, thin_out
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 THUMBNAIL_PX = 400
@@ -60,25 +60,26 @@ class Inlined:
     still: str | None = None
 
 
-def inline(path: Path, pixels: Pixels, fps: int, most: int = THUMBNAIL_PX) -> Inlined:
+def inline(content: bytes, fps: int, most: int = THUMBNAIL_PX) -> Inlined:
     """An image or a clip as a data URI.
 
     Small files go in as they are; larger ones are scaled down to a width and coded as WebP, a clip
     with fewer frames that last longer.
 
     Args:
-        path: of its file.
-        pixels: what the file holds.
+        content: of its file, a PNG.
         fps: frames of a clip per second.
         most: pixels of its width.
     """
+    with Image.open(io.BytesIO(content)) as opened:
+        pixels = read_png(opened)
     frames = frames_of(pixels)
     own_height, own_width = frames.shape[1:3]
     size = scaled_down((own_width, own_height), most)
-    as_it_is = path.stat().st_size <= MAX_INLINE_BYTES and own_width <= most
+    as_it_is = len(content) <= MAX_INLINE_BYTES and own_width <= most
     is_clip = len(frames) > 1
     if as_it_is:
-        uri = data_uri(path.read_bytes(), "image/png")
+        uri = data_uri(content, "image/png")
     elif is_clip:
         uri = data_uri(_playing(frames, size, fps), "image/webp")
     else:

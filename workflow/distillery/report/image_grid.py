@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from PIL import Image
 
-from distillery.images import find_moments, is_preview, read_png, thin_out
+from distillery.images import find_moments, is_preview, thin_out
 from distillery.measures.manifests import ModelSamples
+from distillery.noise import SampleId
 from distillery.report.html import SMALL_PX, THUMBNAIL_PX, inline, link_to
 from distillery.report.inputs import Input, inputs_of
 from distillery.run_folder import RunFolder
@@ -245,14 +245,13 @@ class GridInputs:
         """One image of one model."""
         row = model.table.iloc[number]
         scores = self.scores.get((model.model, str(row["prompt_id"]), int(row["index"])), {})
-        path = model.image_path(number)
-        shown = inline(path, model.read_pixels(number), model.fps, self.width)
+        shown = inline(model.read_bytes(number), model.fps, self.width)
         is_small = shown.width <= SMALL_PX
         scale = 2 if is_small else 1
         return Cell(
             model=model.model,
             uri=shown.uri,
-            link=link_to(path, self.output_folder),
+            link=link_to(model.image(number).page, self.output_folder),
             width=shown.width * scale,
             height=shown.height * scale,
             is_small=is_small,
@@ -319,7 +318,7 @@ class PreviewSheet:
 def gather_previews(
     run_folder: RunFolder,
     recipes: Sequence[str],
-    teacher: str | None,
+    teacher: ModelSamples | None,
     output_folder: Path,
     fps: int,
 ) -> PreviewSheet | None:
@@ -353,15 +352,21 @@ def gather_previews(
         return None
     rows = []
     for name, text in prompts.items():
-        teacher_image = run_folder.sample_folder / str(teacher) / name / "0.png"
-        shown = [_show(moment / f"{name}.png", output_folder, fps) for moment in moments]
-        last = _show(teacher_image, output_folder, fps) if teacher_image.is_file() else None
+        shown = [_show_file(moment / f"{name}.png", output_folder, fps) for moment in moments]
+        number = None if teacher is None else teacher.row_of(SampleId(name, 0))
+        last = None
+        if teacher is not None and number is not None:
+            page = teacher.image(number).page
+            last = _show(teacher.read_bytes(number), page, output_folder, fps)
         rows.append((text, shown, last))
     seen = [int(moment.name.split("-")[1]) for moment in moments]
     return PreviewSheet(seen, rows, inputs_of(first.loc[list(prompts)], range(len(prompts))))
 
 
-def _show(path: Path, output_folder: Path, fps: int) -> Shown:
-    with Image.open(path) as opened:
-        it = inline(path, read_png(opened), fps)
-    return Shown(it.uri, link_to(path, output_folder), it.width, it.height, it.still)
+def _show_file(path: Path, output_folder: Path, fps: int) -> Shown:
+    return _show(path.read_bytes(), path, output_folder, fps)
+
+
+def _show(content: bytes, page: Path, output_folder: Path, fps: int) -> Shown:
+    it = inline(content, fps)
+    return Shown(it.uri, link_to(page, output_folder), it.width, it.height, it.still)

@@ -174,7 +174,7 @@ def _of_images(findings: Findings, run_folder: RunFolder, folder: Path) -> dict[
         "previews": gather_previews(
             run_folder,
             findings.trained_recipes,
-            roles.reference,
+            samples.get(roles.reference),
             folder,
             findings.config.teacher.fps,
         ),

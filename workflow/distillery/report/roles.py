@@ -107,7 +107,7 @@ def _are_equal(one: ModelSamples, other: ModelSamples) -> bool:
 
 def _is_equal(one: ModelSamples, other: ModelSamples, row: int) -> bool:
     """Whether one image is."""
-    if not (one.image_path(row).is_file() and other.image_path(row).is_file()):
+    if not (one.image(row).path.is_file() and other.image(row).path.is_file()):
         return False
     return np.array_equal(one.read_pixels(row), other.read_pixels(row))
 

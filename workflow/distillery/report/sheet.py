@@ -1,5 +1,6 @@
 """A model's images on one sheet, each with its prompt below."""
 
+from io import BytesIO
 from math import ceil, sqrt
 from pathlib import Path
 
@@ -20,11 +21,14 @@ def make_sheet(manifest: Path, output: Path) -> None:
         output: the PNG to write.
     """
     samples = read_samples(manifest.parent.name, manifest)
-    prompts = [
-        [(str(samples.table["prompt"].iloc[row]), samples.checked_path(row)) for row in rows]
-        for rows in samples.table.reset_index().groupby("prompt_id", sort=False).indices.values()
+    prompts = samples.table.reset_index().groupby("prompt_id", sort=False).indices.values()
+    rows = [
+        [
+            (str(samples.table["prompt"].iloc[row]), BytesIO(samples.read_bytes(row)))
+            for row in of_prompt[:MAX_IMAGES]
+        ]
+        for of_prompt in thin_out(list(prompts), MAX_PROMPTS)
     ]
-    rows = [entries[:MAX_IMAGES] for entries in thin_out(prompts, MAX_PROMPTS)]
     if max(map(len, rows)) == 1:
         each = [entry for row in rows for entry in row]
         size = ceil(sqrt(len(each)))

@@ -64,10 +64,17 @@ def write_chunk(
     identity: ChunkIdentity,
     about: Mapping[str, Any],
 ) -> None:
-    """Write a chunk atomically.
+    """Write `as_chunk` atomically; parents of the path are made."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(as_chunk(tensors, identity, about))
+
+
+def as_chunk(
+    tensors: "Mapping[str, torch.Tensor]", identity: ChunkIdentity, about: Mapping[str, Any]
+) -> bytes:
+    """A chunk's bytes.
 
     Args:
-        path: where; parents are made.
         tensors: name to tensor on any device.
         identity: recipe and members, checked by every reader.
         about: JSON facts for people (which prompts); not interpreted.
@@ -77,8 +84,7 @@ def write_chunk(
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"recipe": identity.recipe, "members": identity.members, "about": about}
     sealed = canonical_json({**header, "checksum": _checksum(header, on_cpu)})
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(save(on_cpu, metadata={HEADER: sealed}))
+    return save(on_cpu, metadata={HEADER: sealed})
 
 
 def check_header(path: Path, identity: ChunkIdentity) -> None:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import pandas as pd
+
+from distillery.store.sample_files import IMAGE, LATENTS, SPAN_COLUMNS, paths_listed
 from distillery.store.shards import Manifest, manifests_listing
 from distillery.store.tables import read_table
 
@@ -47,25 +50,28 @@ def lacking_chunks(root: Path, recipe_hash: str) -> Lacking:
 def lacking_images(folder: Path) -> Lacking:
     """What a model's samples lack, images and latents."""
 
-    return _lacking(folder, "parquet", _files_in, tables_listing)
+    return _lacking(
+        folder, "parquet", lambda table: paths_listed(_read_names(table)), tables_listing
+    )
 
 
 def tables_listing(folder: Path, *files: str) -> list[Path]:
-    """The tables in a folder that list any of some images or latents; unreadable ones count."""
+    """The tables in a folder that list any of some images, latents or tars; unreadable ones
+    count."""
     return [table for table in sorted(folder.glob("*.parquet")) if _lists(table, set(files))]
 
 
 def _lists(table: Path, files: set[str]) -> bool:
     try:
-        return not files.isdisjoint(_files_in(table))
+        listed = _read_names(table)
+        names = (*(set(listed[kind]) for kind in (IMAGE, LATENTS)), paths_listed(listed))
+        return not all(files.isdisjoint(each) for each in names)
     except (ValueError, KeyError, OSError):
         return True
 
 
-def _files_in(table: Path) -> list[str]:
-    """The images and latents that a table of samples lists."""
-    listed = read_table(table)
-    return [*listed["file"], *listed["latents_file"]]
+def _read_names(table: Path) -> pd.DataFrame:
+    return read_table(table, (IMAGE, LATENTS, *SPAN_COLUMNS))
 
 
 def _lacking(

@@ -4,16 +4,21 @@ Parquet readers do not look at checksums unless the pages have some, and nothing
 """
 
 import hashlib
+import os
 import re
+from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from distillery.files import atomic_path, repair_hint
+from distillery.files import BLOCK_BYTES, atomic_path, repair_hint
 from distillery.store.footers import HASH, KEY, RECIPE
 
+TAIL_BYTES = 1 << 20
+"""The footer is looked for in so much of a file's end first."""
 BLANK = b"0" * 64
 """Stands in place of the hash while the file is hashed."""
 _SEALED = re.compile(KEY.encode() + HASH)
@@ -34,44 +39,71 @@ def seal_table(table: pd.DataFrame, path: Path, recipe: str | None = None) -> No
     with pq.ParquetWriter(path, arrow.schema) as writer:
         writer.write_table(arrow)
         writer.add_key_value_metadata(({RECIPE: recipe} if recipe else {}) | {KEY: BLANK.decode()})
-    content = path.read_bytes()
-    begin, end = _find_seal(content) or (0, 0)
-    assert end, "pyarrow writes its footer as it is specified"
-    digest = hashlib.sha256(content).hexdigest().encode()
-    path.write_bytes(content[:begin] + digest + content[end:])
+    with path.open("r+b") as file:
+        begin, _ = _find_seal(file) or (0, 0)
+        assert begin, "pyarrow writes its footer as it is specified"
+        digest = _hash(file, begin)
+        file.seek(begin)
+        file.write(digest)
 
 
-def read_table(path: Path) -> pd.DataFrame:
+def read_table(path: Path, columns: Collection[str] = ()) -> pd.DataFrame:
     """Read a table, and verify every byte of one that carries its hash.
 
     One that carries none was written by another program and is read as it is.
 
+    Args:
+        columns: those that are wanted, as far as it has them; none: all.
+
     Raises:
         ValueError: the file is damaged.
     """
-    content = path.read_bytes()
-    problem = find_problem(content) if _find_seal(content) else None
-    if problem is None:
-        try:
-            table: pd.DataFrame = pq.read_table(pa.BufferReader(content)).to_pandas()
-        except (OSError, ValueError, pa.ArrowException) as error:
-            problem = str(error).partition("\n")[0]
-        else:
-            return table
+    with path.open("rb") as file:
+        seal = _find_seal(file)
+        problem = _compare(file, seal) if seal else None
+        if problem is None:
+            try:
+                parquet = pq.ParquetFile(file)
+                wanted = [name for name in parquet.schema_arrow.names if name in columns]
+                table: pd.DataFrame = parquet.read(wanted if columns else None).to_pandas()
+            except (OSError, ValueError, pa.ArrowException) as error:
+                problem = str(error).partition("\n")[0]
+            else:
+                return table
     raise ValueError(f"{path} is damaged ({problem}): {repair_hint(path)}")
 
 
-def find_problem(content: bytes) -> str | None:
+def find_problem(path: Path) -> str | None:
     """Why the bytes of a table are not those that `write_table` wrote; None if they are."""
-    seal = _find_seal(content)
-    if seal is None:
-        return "it carries no hash of its bytes"
-    begin, end = seal
-    digest = hashlib.sha256(content[:begin] + BLANK + content[end:]).hexdigest().encode()
-    return None if digest == content[begin:end] else "its bytes do not match its hash"
+    with path.open("rb") as file:
+        seal = _find_seal(file)
+        return _compare(file, seal) if seal else "it carries no hash of its bytes"
 
 
-def _find_seal(content: bytes) -> tuple[int, int] | None:
-    """Where the hash begins and ends: the last match, since a prompt may look like one."""
-    matches = list(_SEALED.finditer(content))
-    return matches[-1].span(1) if matches else None
+def _compare(file: BinaryIO, seal: tuple[int, bytes]) -> str | None:
+    begin, digest = seal
+    return None if _hash(file, begin) == digest else "its bytes do not match its hash"
+
+
+def _hash(file: BinaryIO, begin: int) -> bytes:
+    """The hash of a file's bytes, those of its own hash, which begins there, left blank."""
+    digest, at = hashlib.sha256(), 0
+    file.seek(0)
+    while block := file.read(BLOCK_BYTES):
+        first = min(max(begin - at, 0), len(block))
+        last = min(max(begin + len(BLANK) - at, 0), len(block))
+        blank = BLANK[: last - first]
+        digest.update(block[:first] + blank + block[last:] if blank else block)
+        at += len(block)
+    return digest.hexdigest().encode()
+
+
+def _find_seal(file: BinaryIO) -> tuple[int, bytes] | None:
+    """Where the hash begins, and it: the last match, since a prompt may look like one."""
+    size = file.seek(0, os.SEEK_END)
+    for tail in (TAIL_BYTES, size):
+        file.seek(max(0, size - tail))
+        matches = list(_SEALED.finditer(file.read()))
+        if matches:
+            return max(0, size - tail) + matches[-1].start(1), matches[-1][1]
+    return None
