@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from distillery.files import hash_json
 
@@ -40,13 +40,31 @@ class SampleId:
         return f"{self.prompt_id}/{self.index}"
 
 
-def all_samples(prompt_ids: Iterable[str], samples_per_prompt: int) -> list[SampleId]:
-    """Every sample in the global order: prompts as they come, then indices."""
-    return [
-        SampleId(prompt_id, index)
-        for prompt_id in prompt_ids
-        for index in range(samples_per_prompt)
-    ]
+@dataclass(frozen=True)
+class AllSamples(Sequence[SampleId]):
+    """Every sample in the global order: prompts as they come, then indices. Made when asked for:
+    ten million take a GB."""
+
+    prompt_ids: Sequence[str]
+    samples_per_prompt: int
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) * self.samples_per_prompt
+
+    @overload
+    def __getitem__(self, place: int) -> SampleId: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[SampleId]: ...
+    def __getitem__(self, place: int | slice) -> SampleId | list[SampleId]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        row, index = divmod(range(len(self))[place], self.samples_per_prompt)
+        return SampleId(self.prompt_ids[row], index)
+
+
+def all_samples(prompt_ids: Iterable[str], samples_per_prompt: int) -> Sequence[SampleId]:
+    """See `AllSamples`."""
+    return AllSamples(tuple(prompt_ids), samples_per_prompt)
 
 
 def hash_samples(members: Iterable[str]) -> str:

@@ -102,3 +102,12 @@ def test_too_few_prompts_for_an_interval() -> None:
         groups = Groups.of([f"p{row}" for row in range(number)])
         interval = bootstrap_mean(values, groups, draw_weights(number, 50))
         assert bool(of_numbers(number)) == (interval.low is None), "as the report has it"
+
+
+@pytest.mark.parametrize(("images_per_shard", "num_told"), [(50, 0), (67, 1)])
+def test_jobs_that_have_no_tar_to_make(images_per_shard: int, num_told: int) -> None:
+    shards = {"samples__store": "shards", "samples__images_per_shard": images_per_shard}
+    config = parse_config(changed(samples__num_shards=4, **shards), "my.yaml")
+    told = [*map(str, on_numbers(config, num_eval=200))]
+    assert len(told) == num_told
+    assert all("are 3 tar files, and 1 of its 4 jobs have none; 12 would do" in it for it in told)

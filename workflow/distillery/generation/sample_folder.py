@@ -32,8 +32,8 @@ class SampleFolder(SampleStore):
 
     def parts(self, units: Units, shard: tuple[int, int]) -> list[tuple[int, Units]]:
         """All that a job makes is one part."""
-        part, _ = shard
-        return [(part, [units[index] for index in balanced_range(len(units), *shard)])]
+        own = [units[index] for index in balanced_range(len(units), *shard)]
+        return [(0, own)] if own else []
 
     def begin(self, number: int, units: Units) -> None:
         """Files are looked at one by one."""

@@ -153,7 +153,9 @@ class SampleMaker:
             None if self.is_student else unpacked_of(job.teacher, self.folder),
         )
 
-    def _open_store(self, root: Path, table: pd.DataFrame, samples: list[SampleId]) -> SampleStore:
+    def _open_store(
+        self, root: Path, table: pd.DataFrame, samples: Sequence[SampleId]
+    ) -> SampleStore:
         """Where `samples.store` has them."""
         sampling = self.job.sampling
         what = (root, table, samples, sampling.images_per_prompt, hash_json(self._recipe()))

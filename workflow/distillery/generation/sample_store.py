@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from distillery.store.chunks import ChunkIdentity, as_chunk
 
 BLACK = "black"
 """Text in the PNG of an image whose every pixel is 0."""
+PROMPTS_AT_ONCE = 4096
+"""Whose texts are held as Python's objects."""
 Units = Sequence[Sequence[int]]
 """Rows of samples in groups that are drawn together."""
 
@@ -53,13 +54,18 @@ class SampleStore(ABC):
     guided: bool = True
     fps: int = 1
 
-    @cached_property
-    def _texts(self) -> list[list[str]]:
-        return texts_of_rows(self.table, self.guided)
+    _block: tuple[int, list[list[str]], list[list[Any]]] = field(default=(-1, [], []), init=False)
 
-    @cached_property
-    def _made_of(self) -> list[list[Any]]:
-        return made_of_rows(self.table, self.guided)
+    def _of_prompt(self, row: int) -> tuple[list[str], list[Any]]:
+        """A sample's texts, and all that it is made from; found for a block of prompts at once."""
+        number, place = divmod(row // self.images_per_prompt, PROMPTS_AT_ONCE)
+        block = self._block
+        if block[0] != number:
+            first = number * PROMPTS_AT_ONCE
+            prompts = self.table.iloc[first : first + PROMPTS_AT_ONCE]
+            texts, made_of = (of(prompts, self.guided) for of in (texts_of_rows, made_of_rows))
+            self._block = block = number, texts, made_of
+        return block[1][place], block[2][place]
 
     def prompt(self, row: int) -> str:
         """The text of a sample."""
@@ -71,12 +77,12 @@ class SampleStore(ABC):
 
     def identity(self, row: int) -> ChunkIdentity:
         """Recipe and member of one image, as in its PNG and beside its latents."""
-        made_of = self._made_of[row // self.images_per_prompt]
+        _, made_of = self._of_prompt(row)
         return ChunkIdentity(self.recipe_hash, member_of(self.samples[row], made_of))
 
     def texts(self, row: int) -> dict[str, str]:
         """What a sample's texts are called, and the texts."""
-        own = self._texts[row // self.images_per_prompt]
+        own, _ = self._of_prompt(row)
         return dict(zip(("prompt", NEGATIVE), own, strict=False))
 
     def encode(self, row: int, image: Pixels, latents: torch.Tensor) -> Encoded:

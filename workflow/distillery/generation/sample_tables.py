@@ -1,15 +1,16 @@
 """The shards of one model's samples become one manifest, after every file was looked at."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from distillery.files import MAX_THREADS, repair_hint
 from distillery.store.footers import recipe_in
 from distillery.store.sample_files import IMAGE, LATENTS, SampleFile, sample_files
-from distillery.store.tables import read_table, write_table
+from distillery.store.tables import read_table, write_parts
 
 AT_ONCE = 64
 """Files that threads read and hash ahead."""
@@ -27,22 +28,31 @@ def merge_samples(shards: Sequence[Path], output: Path) -> None:
         ValueError: a shard is missing or of another recipe; an image or its latents are missing or
             damaged, or stand in two shards.
     """
-    parts = {path: read_table(path) for path in shards}
+    heads = {path: read_table(path, ("shard", "recipe")) for path in shards}
     # An empty shard has no column types of its own to offer.
-    filled = sorted((path for path in shards if len(parts[path])), key=lambda p: _place(parts[p]))
-    _check_set(parts, filled)
-    table = pd.concat([parts[path] for path in filled], ignore_index=True)
-    duplicated = table.duplicated(["prompt_id", "index"])
-    if duplicated.any():
-        raise ValueError(
-            f"{table.loc[duplicated, 'file'].iloc[0]} stands in two of the shards "
-            f"{', '.join(map(str, shards))}: {repair_hint(*shards)}"
-        )
-    for path in filled:
-        _verify(path, parts[path], output.parent)
+    filled = sorted((path for path in shards if len(heads[path])), key=lambda p: _place(heads[p]))
+    _check_set(heads, filled)
     made_with = {recipe_in(path) for path in shards}
     is_known = len(made_with) == 1
-    write_table(table.drop(columns="shard"), output, made_with.pop() if is_known else None)
+    recipe = made_with.pop() if is_known else None
+    write_parts(_whole_parts(filled, output.parent), filled, output, recipe)
+
+
+def _whole_parts(shards: Sequence[Path], folder: Path) -> Iterator[pd.DataFrame]:
+    """The rows of each shard, whose files were looked at; one shard at a time is in memory."""
+    keys = np.array([], np.uint64)
+    for path in shards:
+        part = read_table(path)
+        own = pd.util.hash_pandas_object(part[["prompt_id", "index"]], index=False).to_numpy()
+        is_twice = np.isin(own, keys) | pd.Series(own).duplicated().to_numpy()
+        if is_twice.any():
+            raise ValueError(
+                f"{part.loc[is_twice, 'file'].iloc[0]} stands in two of the shards "
+                f"{', '.join(map(str, shards))}: {repair_hint(*shards)}"
+            )
+        keys = np.concatenate([keys, own])
+        _verify(path, part, folder)
+        yield part.drop(columns="shard")
 
 
 def _place(part: pd.DataFrame) -> tuple[int, int]:

@@ -267,7 +267,8 @@ def _measure_files(model: ModelSamples, reference: ModelSamples) -> dict[str, li
     if not measures:
         return {}
     with ThreadPoolExecutor() as pool:
-        rows = list(pool.map(measure_row, range(len(model.table))))
+        batches = in_batches(range(len(model.table)), READ_AHEAD)
+        rows = [row for batch in batches for row in pool.map(measure_row, batch)]
     columns = (it.in_scores for it in measures)
     return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
 

@@ -69,7 +69,16 @@ def on_numbers(config: RunConfig, num_eval: int) -> Iterator[Note]:
         if number > num_eval:
             cause = f", and {source} has {counted(num_eval, 'prompt')}: all are drawn"
             yield advice(f"{key} is {number:,}", cause)
-    num_sampled = min(config.samples.num_prompts or num_eval, num_eval)
+    samples, num_images = config.samples, config.samples.num_images(num_eval)
+    num_tars = -(-num_images // samples.images_per_shard)
+    if samples.store == "shards" and num_tars < samples.num_shards:
+        yield advice(
+            f"samples.images_per_shard is {samples.images_per_shard:,}",
+            f": the {counted(num_images, 'image')} of a model are {counted(num_tars, 'tar file')}, "
+            f"and {samples.num_shards - num_tars} of its {samples.num_shards} jobs have none",
+            f"{max(1, num_images // (4 * samples.num_shards)):,} would do",
+        )
+    num_sampled = min(samples.num_prompts or num_eval, num_eval)
     if isinstance(config, Config) and num_sampled < MIN_RESAMPLED:
         yield doubt(
             f"samples are of {counted(num_sampled, 'prompt')}",

@@ -6,7 +6,7 @@ Parquet readers do not look at checksums unless the pages have some, and nothing
 import hashlib
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 from distillery.files import BLOCK_BYTES, atomic_path, repair_hint
 from distillery.store.footers import HASH, KEY, RECIPE
 
+ROWS_AT_ONCE = 1 << 20
+"""Rows that are written, and so read, together: as many as pyarrow takes by itself."""
 TAIL_BYTES = 1 << 20
 """The footer is looked for in so much of a file's end first."""
 BLANK = b"0" * 64
@@ -33,11 +35,45 @@ def write_table(table: pd.DataFrame, path: Path, recipe: str | None = None) -> N
         seal_table(table, temporary, recipe)
 
 
+def write_parts(
+    parts: Iterable[pd.DataFrame], like: Sequence[Path], path: Path, recipe: str | None = None
+) -> None:
+    """`write_table` of one table in parts, of which few are held; the same bytes.
+
+    Args:
+        like: tables that have the parts' columns; where one has no value in a column, another tells
+            its type.
+
+    Raises:
+        ValueError: they have columns of different types.
+    """
+    try:
+        types = pa.unify_schemas(map(pq.read_schema, like), promote_options="permissive")
+    except pa.ArrowException as error:
+        raise ValueError(f"the tables do not fit ({error}): {repair_hint(*like)}") from error
+    with atomic_path(path) as temporary:
+        _seal((_as_arrow(part, types) for part in parts), temporary, recipe)
+
+
 def seal_table(table: pd.DataFrame, path: Path, recipe: str | None = None) -> None:
     """`write_table` to a path that is temporary already."""
-    arrow = pa.Table.from_pandas(table, preserve_index=False)
-    with pq.ParquetWriter(path, arrow.schema) as writer:
-        writer.write_table(arrow)
+    _seal(iter([pa.Table.from_pandas(table, preserve_index=False)]), path, recipe)
+
+
+def _as_arrow(table: pd.DataFrame, types: pa.Schema) -> pa.Table:
+    schema = pa.schema([types.field(name) for name in table.columns])
+    return pa.Table.from_pandas(table, schema, preserve_index=False)
+
+
+def _seal(parts: Iterator[pa.Table], path: Path, recipe: str | None) -> None:
+    waiting = next(parts)
+    with pq.ParquetWriter(path, waiting.schema) as writer:
+        for part in parts:
+            waiting = pa.concat_tables([waiting, part.replace_schema_metadata(None)])
+            while len(waiting) > ROWS_AT_ONCE:
+                writer.write_table(waiting.slice(0, ROWS_AT_ONCE).combine_chunks())
+                waiting = waiting.slice(ROWS_AT_ONCE)
+        writer.write_table(waiting.combine_chunks(), ROWS_AT_ONCE)
         writer.add_key_value_metadata(({RECIPE: recipe} if recipe else {}) | {KEY: BLANK.decode()})
     with path.open("r+b") as file:
         begin, _ = _find_seal(file) or (0, 0)
