@@ -100,7 +100,7 @@ class Tables:
         """The merged one, or, before the merge, those of all shards; a shard beside a merged one
         may be of an earlier configuration."""
         merged = self.folder / "manifest.parquet"
-        return [merged] if merged in self.paths else self.paths
+        return [it for it in self.paths if it == merged] if merged.is_file() else self.paths
 
     def read(self, path: Path) -> pd.DataFrame:
         """What a table says of files."""
