@@ -47,6 +47,7 @@ rule report:
         loss=RUN.loss if CONFIG.trains else [],
         targets=TARGETS if CONFIG.trains else [],
         gallery=RUN.gallery,  # which the page links to
+        choices=RUN.choices,
     output:
         html=report(
             RUN.report,

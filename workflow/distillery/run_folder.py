@@ -211,6 +211,11 @@ class RunFolder:
         return self.path / "gallery"
 
     @property
+    def choices(self) -> list[Path]:
+        """What people chose blindly, as the gallery saves it; a person puts the files there."""
+        return sorted((self.path / "choices").glob("*.csv"))
+
+    @property
     def report(self) -> Path:
         """The page."""
         return self.path / "report" / "index.html"

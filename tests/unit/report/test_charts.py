@@ -2,15 +2,17 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import vl_convert
 
 from chart_parts import layer, rows, title_of_y
+from distillery.config.samples import SampledModel
 from distillery.report.charts import VEGA_LITE, Chart, Series, colours, finish, line_chart
 from distillery.report.html import own_file
-from distillery.report.roles import MARKS
-from distillery.report.score_charts import Score, score_chart
+from distillery.report.roles import MARKS, Roles
+from distillery.report.score_charts import Axis, Line, Score, Scored, quality_charts, score_chart
 
 FALLING = [(8.0, 0.9), (16.0, 0.3), (24.0, 0.1)]
 HOSTILE = "</script>\"'`${x}<b>\\"
@@ -64,7 +66,7 @@ def test_the_pointer_tells_every_series():
 
 def scores():
     reference = Score("teacher", 48, 0.5, part="reference", curve="teacher, guided")
-    return [reference, Score("student", 2, 0.4, 0.3, 0.5, 2, part="student")]
+    return [reference, Score("student", 2, 0.4, 0.3, 0.5, part="student")]
 
 
 def charts():
@@ -110,7 +112,8 @@ def test_a_part_has_one_colour_and_shape_in_all_charts():
     alone = scores()
     everything = [Score(part, 2, 0.1, part=part) for part in reversed(MARKS)]
     for chosen in (alone, everything):
-        encoding = score_chart(chosen, "CLIP", "CLIP").spec["layer"][-1]["encoding"]
+        layers = score_chart(chosen, "CLIP", "CLIP").spec["layer"]
+        (encoding,) = [it["encoding"] for it in layers if "shape" in it["encoding"]]
         for channel, drawn in (("color", "colour"), ("shape", "shape")):
             scale = encoding[channel]["scale"]
             found = dict(zip(scale["domain"], scale["range"], strict=True))
@@ -137,16 +140,10 @@ def test_points_of_equal_cost_stand_at_one_place():
     assert chart.spec["encoding"]["x"]["type"] == "quantitative"
 
 
-@pytest.mark.parametrize("is_line", [False, True])
-def test_a_legend_has_room_for_the_readers_font(is_line):
+def test_a_legend_has_room_for_the_readers_font():
     """It is laid out with the fonts of this machine; a reader's are up to a fifth wider."""
     names = ("teacher-2-steps-unguided", "teacher-4-steps-unguided", "untrained", "student")
-    if is_line:
-        lines = [Series(name, [(0, 1), (1, 2)]) for name in names]
-        chart = line_chart(lines, "x", "y", "Lines")
-    else:
-        scores = [Score(part, number + 1, 0.5, part=part) for number, part in enumerate(MARKS)]
-        chart = score_chart(scores, "CLIP score", "Scores")
+    chart = line_chart([Series(name, [(0, 1), (1, 2)]) for name in names], "x", "y", "Lines")
     entries = re.findall(
         r'translate\(([\d.]+),([\d.]+)\)"><path class="background" aria-hidden="true" '
         r'd="M0,0h([\d.]+)v[\d.]+h-',
@@ -163,7 +160,7 @@ def test_a_score_without_an_interval_has_none():
         {"model": "teacher", "part": "reference", "network_calls": 48, "mean": 0.5},
         {
             "model": "student", "part": "student", "network_calls": 2, "mean": 0.4, "low": 0.3,
-            "high": 0.5, "steps": 2,
+            "high": 0.5,
         },
     ]  # fmt: skip
 
@@ -175,6 +172,67 @@ def test_a_path_joins_the_scores_of_a_curve():
     assert [row["model"] for row in line["data"]["values"]] == ["teacher", "few"]
     assert line["mark"]["color"] == f"var(--{MARKS['teacher, guided'].colour})"
     assert chart.spec["encoding"]["x"]["axis"]["values"] == [2, 8, 48]
+
+
+def test_an_arrow_leads_from_the_untrained_student_to_the_trained_one():
+    found = [*scores(), Score("untrained", 2, 0.1, part="untrained")]
+    heads = [
+        (it["mark"]["shape"], it["data"]["values"][0])
+        for it in score_chart(found, "CLIP", "CLIP").spec["layer"]
+        if it["mark"].get("shape")
+    ]
+    ((shape, row),) = heads
+    assert shape == "triangle-up"
+    assert row["mean"] == 0.1
+    assert 0.35 < row["to"] < 0.4, "it ends at the student's point"
+    assert not any(
+        it["mark"].get("shape") for it in score_chart(scores(), "CLIP", "CLIP").spec["layer"]
+    )
+
+
+def test_quality_is_drawn_as_a_share_of_the_reference_s_where_that_is_defined():
+    interval = {"mean": 0.9, "low": 0.8, "high": 1.0}
+    facts = {"guidance_scale": 1.0, "steps": 2, "network_calls": 2, "sets": {"dino": {}}}
+    own = facts | {"clip_score": interval, "against": {"teacher": {"clip_score_ratio": interval}}}
+    own["sets"] = {"dino": {"frechet_ratio": interval | {"mean": 1.5}}}
+    of_teacher = facts | {"clip_score": interval, "against": {}, "network_calls": 48}
+    models = {name: SampledModel(source=name) for name in ("teacher", "student")}
+    quality = {"models": {"teacher": of_teacher, "student": own}, "vision_models": {"dino": {}}}
+    roles = Roles("student", "teacher")
+    clip, frechet = quality_charts(Scored(quality, models, roles, 0.95))
+    assert clip.title == "CLIP score as a share of the teacher's, over network calls"
+    assert {row["model"]: row["mean"] for row in rows(clip)} == {"teacher": 1.0, "student": 0.9}
+    assert "asked for: 95.0\xa0%" in clip.svg
+    assert {row["model"]: row["mean"] for row in rows(frechet)} == {"teacher": 1.0, "student": 1.5}
+    assert "floor: the reference at other noises" in frechet.svg
+    own["against"]["teacher"]["clip_score_ratio"] = None
+    plain = quality_charts(Scored(quality, models, roles, 0.95))[0]
+    assert plain.title == "CLIP score, over network calls"
+    assert "asked for" not in plain.svg
+
+
+@pytest.mark.parametrize("is_band", [False, True])
+def test_points_are_held_to_a_line_or_a_band(is_band):
+    chart = score_chart(scores(), "CLIP", "CLIP", line=Line(0.9, "asked for", is_band))
+    drawn, name = chart.spec["layer"][:2]
+    assert drawn["mark"]["type"] == ("rect" if is_band else "rule")
+    assert drawn["data"]["values"][0]["at"] == 0.9
+    assert name["encoding"]["text"] == {"value": "asked for"}
+    low, high = layer(chart, "point")["encoding"]["y"]["scale"]["domain"]
+    assert low < 0.3
+    assert high > 0.9
+
+
+def test_labels_at_the_points_overlap_none():
+    """Ten models of equal cost and nearly equal scores."""
+    found = [Score(f"model {number}", 2, 0.5 + number / 1000) for number in range(10)]
+    chart = score_chart([*found, Score("far", 48, 0.1)], "CLIP", "CLIP")
+    texts = [it for it in chart.spec["layer"] if it["mark"]["type"] == "text"]
+    axis = Axis.of([*found, Score("far", 48, 0.1)], None)
+    places = sorted(axis.to_px(row["mean"]) for row in texts[0]["data"]["values"])
+    assert len(places) == 10
+    assert min(later - earlier for earlier, later in pairwise(places)) >= 14
+    assert [row["text"] for row in texts[1]["data"]["values"]] == ["far"], "on the left of it"
 
 
 def test_a_chart_that_cannot_be_json_is_refused():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from distillery.measures.intervals import ConfidenceInterval
 from distillery.measures.lists import MEANS, measures_of
 from distillery.report import tables
 from distillery.report.roles import Roles
@@ -163,3 +164,29 @@ def test_a_table_of_sets_says_how_many_images_are_needed():
 def test_older_scores_have_no_tables_of_sets():
     assert tables.set_tables({"models": {}}, Roles(None, "teacher")) == []
     assert tables.set_tables(None, Roles(None, "teacher")) == []
+
+
+def test_intervals_are_drawn_to_the_scale_of_their_column() -> None:
+    values = {
+        "a": ConfidenceInterval(0.5, 0.2, 0.6),
+        "b": ConfidenceInterval(0.4, None, None),
+        "c": None,
+    }
+    spans = tables.find_spans(values, rule=0.7)
+    assert spans == {
+        "a": tables.Span(60.0, 0.0, 80.0, 100.0),
+        "b": tables.Span(40.0, 40.0, 40.0, 100.0),
+    }
+    assert tables.find_spans({"a": values["a"]}, 0.7) == {}, "nothing to compare with"
+
+
+def test_a_ratio_is_read_against_the_reference_which_has_none() -> None:
+    models = {
+        name: {"against": {"a": {"clip_score_ratio": interval(ratio)}}, "network_calls": 2}
+        for name, ratio in (("b", 0.5), ("c", 0.8))
+    }
+    models["a"] = {"against": {}, "network_calls": 48}
+    row = tables.metrics_table({"models": models}, Roles("b", "a"), {}).rows["c"]
+    span = row[COLUMNS.index("clip_score_ratio")].span
+    assert span is not None
+    assert span.mean < span.rule == 100.0

@@ -11,6 +11,7 @@ from distillery.config.training import Training
 from distillery.report import training_facts
 from distillery.report.training_facts import (
     MAX_LOSS_POINTS,
+    find_held_out,
     gather_training,
     loss_charts,
     speed_chart,
@@ -248,3 +249,21 @@ def test_speed_needs_two_intervals():
 
 def losses(**columns):
     return pd.DataFrame({"samples_seen": [8, 16], "loss": [0.1, 0.2], "grad_norm": 1.0} | columns)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "found"),
+    [
+        ((0.9, 0.5, 0.4, 0.3), "lowest, 0.3, after 40 samples: it was still falling"),
+        (
+            (0.9, 0.3, 0.299, 0.301),
+            "after 30 samples, and came within 1.0\xa0% of that after 20",
+        ),
+        ((0.9, 0.3, 0.4, 0.5), "0.3, after 20 samples, and rose to 0.5 by the end"),
+    ],
+)
+def test_what_held_out_losses_say_is_told(held_out, found):
+    table = pd.DataFrame({"samples_seen": [10, 20, 30, 40], "held_out_loss": held_out})
+    assert found in find_held_out(table).text
+    assert find_held_out(table.head(2)) is None
+    assert find_held_out(table[["samples_seen"]]) is None

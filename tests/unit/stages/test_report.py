@@ -74,7 +74,7 @@ def test_scores_by_category_are_on_the_page_where_prompts_have_one(edited, writt
 
 def test_a_model_of_preference_is_named_where_there_is_one(edited, written):
     assert "Preference: <code>a/preference</code>" in edited[0]
-    assert "<td>21.25<small>20.50 to 22.00</small></td>" in edited[0]
+    assert "<td>21.25<small>20.50 to 22.00</small>" in edited[0]
     assert "Preference" not in written[0]
 
 

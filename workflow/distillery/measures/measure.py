@@ -86,7 +86,7 @@ class Named(Column):
         ends: the least and the largest value; no interval goes beyond.
         ratio: to the reference's, where that says something.
         watch: of that ratio.
-        is_over_steps: whether it is drawn as curves of the teacher's numbers of steps.
+        is_over_steps: whether it is drawn over network calls, with curves of the teacher's.
     """
 
     name: str
@@ -114,7 +114,6 @@ class Measure(Named):
             the difference is shown, and nothing is asked of it.
         sorts: its name where a gallery sorts by it; empty where it does not.
         is_in_card: whether the model card lists it as a result.
-        is_charted: whether it is drawn against the network calls.
         min_frames: that a sample must have; 1: images and clips alike.
         is_optional: whether it is scored only where the configuration names what scores it.
     """
@@ -127,7 +126,6 @@ class Measure(Named):
     question: str | None = None
     sorts: str = ""
     is_in_card: bool = False
-    is_charted: bool = False
     min_frames: int = 1
     is_optional: bool = False
 

@@ -82,7 +82,6 @@ CLIP_SCORE = OfJudge(
     question="CLIP score above that of {other}",
     sorts="CLIP score",
     is_in_card=True,
-    is_charted=True,
     is_over_steps=True,
 )
 RETRIEVAL = OfJudge(

@@ -91,7 +91,6 @@ OF_PAIRS = (
         ends=(0.0, math.inf),
         reads=LATENTS,
         of=latents_mse,
-        is_charted=True,
     ),
     OfPair(
         name="psnr_db",

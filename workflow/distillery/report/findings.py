@@ -14,6 +14,7 @@ from distillery.input_images import IMAGE
 from distillery.measures.manifests import ModelSamples, check_pairs, check_scored, read_samples
 from distillery.model_folder import METADATA, read_metadata
 from distillery.report.categories import Categories, find_categories
+from distillery.report.choices import Choices, read_choices
 from distillery.report.roles import Roles, find_roles, find_same, order_models
 from distillery.report.timeline import (
     Attempt,
@@ -60,6 +61,7 @@ class Findings:
     manifests: Mapping[str, Mapping[str, Any]]
     plan: Mapping[str, Any] | None
     student_info: StudentInfo | None
+    choice_files: Sequence[Path]
 
     @property
     def shown(self) -> Mapping[str, ModelSamples]:
@@ -105,6 +107,11 @@ class Findings:
         )
 
     @property
+    def choices(self) -> Choices | None:
+        """What people chose blindly; None where no file is in the run's folder for it."""
+        return read_choices(self.choice_files, self.samples, self.roles)
+
+    @property
     def planned(self) -> list[PlannedTime]:
         """Planned and measured times; none without a probe."""
         return hold_against_plan(self.attempts, self.plan)
@@ -140,6 +147,7 @@ def gather(config: Config, run_folder: RunFolder) -> Findings:
         manifests=_read_manifests(config, run_folder),
         plan=_read_optional(read_json, run_folder.plan),
         student_info=read_student_info(student.student("initial")),
+        choice_files=run_folder.choices,
     )
 
 

@@ -26,6 +26,11 @@ SMALL_PX = 160
 """Images up to this width are shown at twice their size, their pixels kept square."""
 LEAST_PX = 64
 """A clip is scaled down to this width at the most."""
+ICON = "data:image/svg+xml," + quote(
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" '
+    'rx="3" fill="#15a"/><path d="M3 4h10L9.5 8.5V13h-3V8.5z" fill="#fff"/></svg>'
+)
+"""Of a page: a funnel."""
 
 
 def page_environment() -> Environment:

@@ -17,6 +17,8 @@ from distillery.store.tables import read_table
 
 MAX_SHOWN = 24
 """Samples in the grid; the rest is linked."""
+NUM_OPEN = 6
+"""Of each group in sight; the others are folded."""
 NUM_WORST = 6
 """Of those, samples with the student's worst value of a metric, for each of two metrics."""
 LEAST_COLUMN_PX, GAP_PX, FRAME_PX = 96, 10, 28

@@ -24,17 +24,19 @@ from distillery.report.card import write_card
 from distillery.report.categories import categories_table
 from distillery.report.charts import runtime
 from distillery.report.findings import Findings, gather, loading_code
-from distillery.report.html import MAX_FRAMES, own_file, page_environment
+from distillery.report.html import ICON, MAX_FRAMES, own_file, page_environment
 from distillery.report.image_grid import (
+    NUM_OPEN,
     gather_previews,
     make_grid,
     make_lead,
 )
 from distillery.report.roles import MARKS
-from distillery.report.score_charts import Scored, quality_charts, steps_charts
+from distillery.report.score_charts import Scored, quality_charts
 from distillery.report.speeds import MIN_BATCHES, Timings, summarise_speed, summarise_timings
 from distillery.report.timeline_chart import MAX_BARS, timeline
 from distillery.report.training_facts import (
+    find_held_out,
     loss_charts,
     restarts,
     speed_chart,
@@ -92,7 +94,13 @@ def write_report(
         **_of_times(findings, timings, stages),
     }
     template = _environment().get_template("report.html.j2")
-    page = template.render(style=own_file("report.css"), vega=runtime(), **parts)
+    page = template.render(
+        style=own_file("report.css"),
+        script=own_file("report.js"),
+        icon=ICON,
+        vega=runtime(),
+        **parts,
+    )
     mark = mark_of(made_of)
     write_text(output, f"{page.rstrip()}\n{mark}")
     write_json(metrics, facts)
@@ -121,6 +129,7 @@ def _facts(
         **({"packing_errors": findings.packing_errors} if findings.packing_errors else {}),
         **({"worth": findings.worth.as_json()} if findings.worth else {}),
         **({"categories": findings.categories.as_json()} if findings.categories else {}),
+        **({"choices": choices.as_json()} if (choices := findings.choices) else {}),
         "provenance": {
             "config": findings.config.model_dump(mode="json"),
             "recipes": {name: _recipe(manifest) for name, manifest in findings.manifests.items()},
@@ -144,8 +153,9 @@ def _recipe(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_scores(findings: Findings) -> dict[str, Any]:
     quality, roles = findings.shown_quality, findings.roles
-    scored = Scored(quality, findings.config.samples.models, roles) if quality else None
-    curves = steps_charts(scored)
+    config = findings.config
+    least = config.evaluation.min_clip_ratio
+    scored = Scored(quality, config.samples.models, roles, least) if quality else None
     return {
         "label": roles.label,
         "ratio": ratio_of(findings.quality, roles.student, roles) if findings.quality else None,
@@ -154,8 +164,8 @@ def _of_scores(findings: Findings) -> dict[str, Any]:
         "sets": tables.set_tables(quality, roles),
         "differences": tables.differences_table(quality, roles),
         "by_category": categories_table(findings.categories, roles),
-        "quality_charts": quality_charts(scored, bool(curves)),
-        "steps_charts": curves,
+        "quality_charts": quality_charts(scored),
+        "choices": findings.choices,
         "percent": PERCENT,
         "measures": BY_NAME,
         "min_batches": MIN_BATCHES,
@@ -169,6 +179,7 @@ def _of_images(findings: Findings, run_folder: RunFolder, folder: Path) -> dict[
     leading = (roles.reference, roles.student, roles.untrained or roles.rival)
     shown = findings.shown
     return {
+        "num_open": NUM_OPEN,
         "grid": make_grid(shown, findings.scores, roles.student, folder) if samples else None,
         "lead": make_lead(samples, leading, folder) if roles.student is not None else None,
         "previews": gather_previews(
@@ -189,6 +200,7 @@ def _of_training(findings: Findings) -> dict[str, Any]:
     training, told, info = findings.config.training, findings.training, findings.student_info
     return {
         "training_parts": training_parts(training),
+        "held_out": find_held_out(findings.loss),
         "restarts": [begin for begin, _ in restarts(training)],
         "loss_charts": loss_charts(findings.loss, training, findings.timesteps),
         "speed_chart": speed_chart(told.speed if told else []),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distillery.measures.image_sets import describe_left_out
@@ -18,12 +18,27 @@ from distillery.words import counted, noun_of, significant
 
 
 @dataclass(frozen=True)
+class Span:
+    """A number and its interval as drawn under it, in per cent of the column's width.
+
+    Attributes:
+        rule: the place of what all are read against; None without such.
+    """
+
+    mean: float
+    low: float
+    high: float
+    rule: float | None
+
+
+@dataclass(frozen=True)
 class Cell:
     """One number of the table; empty text where nothing was measured."""
 
     text: str
     low_high: str = ""
     is_best: bool = False
+    span: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ def metrics_table(
         for name in _in_order(quality, roles)
     }
     best = {key: _best(key, column, values) for key, column in columns.items()}
-    return _table(columns, values, best)
+    return _table(columns, values, best, values.get(roles.reference, {}))
 
 
 def columns_of(quality: Mapping[str, Any]) -> dict[str, Column]:
@@ -146,22 +161,72 @@ def _set_table(sets: Mapping[str, Mapping[str, Any]], roles: Roles) -> Table | N
         return None
     others = {name: row for name, row in values.items() if name != roles.reference}
     best = {key: _best(key, column, others) for key, column in columns.items()}
-    return _table(columns, values, best)
+    return _table(columns, values, best, values.get(roles.reference, {}))
 
 
 def _table(
     columns: Mapping[str, Column],
     values: Mapping[str, Mapping[str, ConfidenceInterval | None]],
     best: Mapping[str, frozenset[str]],
+    reference: Mapping[str, ConfidenceInterval | None],
 ) -> Table:
-    """A row for each model."""
+    """A row for each model, each column drawn as a forest plot beside the reference's mean."""
+    spans = {
+        key: find_spans({name: row[key] for name, row in values.items()}, _mean(reference, key))
+        for key in columns
+    }
     rows = {
         name: tuple(
-            as_cell(column.form, row[key], name in best[key]) for key, column in columns.items()
+            replace(as_cell(column.form, row[key], name in best[key]), span=spans[key].get(name))
+            for key, column in columns.items()
         )
         for name, row in values.items()
     }
     return Table(tuple(columns.values()), rows)
+
+
+def _mean(row: Mapping[str, ConfidenceInterval | None], key: str) -> float | None:
+    """A ratio to the reference is 1 of the reference itself, which has none."""
+    value = row.get(key)
+    if value is None:
+        return 1.0 if key.endswith("_ratio") else None
+    return value.mean
+
+
+def find_spans(
+    values: Mapping[str, ConfidenceInterval | None], rule: float | None
+) -> dict[str, Span]:
+    """Where the numbers of a column are drawn, all to one scale; nothing for fewer than two.
+
+    An end that is not known is drawn at the mean.
+
+    Args:
+        rule: what all are read against.
+    """
+    known = {name: it for name, it in values.items() if it is not None}
+    ends = {
+        name: (
+            it.mean,
+            it.mean if it.low is None else it.low,
+            it.mean if it.high is None else it.high,
+        )
+        for name, it in known.items()
+    }
+    everything = [end for three in ends.values() for end in three]
+    if len(known) < 2 or min(everything) == max(everything):
+        return {}
+    if rule is not None:
+        everything.append(rule)
+    least, most = min(everything), max(everything)
+
+    def place(value: float) -> float:
+        return round(100 * (value - least) / (most - least), 1)
+
+    drawn_rule = None if rule is None else place(rule)
+    return {
+        name: Span(place(mean), place(low), place(high), drawn_rule)
+        for name, (mean, low, high) in ends.items()
+    }
 
 
 def _values(
@@ -224,17 +289,26 @@ def differences_table(quality: Mapping[str, Any] | None, roles: Roles) -> Table 
         return None
     against = quality["models"][roles.student]["against"]
     means = tuple(measure for measure in _measures(quality) if measure in MEANS)
+    others = [it for it in _in_order(quality, roles) if it not in (roles.student, roles.reference)]
+    values = {
+        measure.name: {
+            name: read_interval(against[name].get(measure.difference_key)) for name in others
+        }
+        for measure in means
+    }
+    spans = {name: find_spans(found, 0.0) for name, found in values.items()}
     rows = {
-        name: tuple(_difference(against[name], measure) for measure in means)
-        for name in _in_order(quality, roles)
-        if name not in (roles.student, roles.reference)
+        name: tuple(
+            replace(_difference(values[it.name][name], it), span=spans[it.name].get(name))
+            for it in means
+        )
+        for name in others
     }
     return Table(means, rows) if rows else None
 
 
-def _difference(against: Mapping[str, Any], measure: Measure) -> Cell:
+def _difference(value: ConfidenceInterval | None, measure: Measure) -> Cell:
     """One paired difference; marked where the student is better by its whole interval."""
-    value = read_interval(against.get(measure.difference_key))
     if value is None:
         return Cell("")
     form = measure.form.signed

@@ -9,11 +9,19 @@ from typing import Any
 import pandas as pd
 
 from distillery.config.training import Training
+from distillery.measures.measure import PERCENT
 from distillery.report.charts import Chart, Series, line_chart
 from distillery.report.timeline import RANK
 from distillery.student.flow_map import pairs_of
 from distillery.telemetry import Event
-from distillery.training.watchers.alarms import COMPANIONS, HELD_OUT, KNOT, ROLLOUT, Alarm
+from distillery.training.watchers.alarms import (
+    COMPANIONS,
+    HELD_OUT,
+    KNOT,
+    MAX_HELD_OUT,
+    ROLLOUT,
+    Alarm,
+)
 from distillery.words import counted
 
 STAGE = "training"
@@ -218,6 +226,57 @@ def _last_measured(loss: pd.DataFrame, column: str) -> dict[str, float | None] |
     return {"samples_seen": int(last["samples_seen"]), "loss": _finite(last[column])}
 
 
+NEAR_LEAST = 1.01
+"""A loss within 1 % of the least is level with it: held-out losses are measured to that."""
+LATE = 0.9
+"""Of the samples: what was still falling then had not ended."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What the losses on trajectories that were never learned from say.
+
+    Attributes:
+        least: the lowest, and after how many samples.
+        text: in words, with what would help.
+    """
+
+    least: float
+    least_at: int
+    text: str
+
+
+def find_held_out(loss: pd.DataFrame | None) -> HeldOut | None:
+    """Read the curve of held-out losses; None with fewer than three that are finite."""
+    if loss is None or HELD_OUT not in loss.columns:
+        return None
+    kept = loss[loss[HELD_OUT].notna()]
+    kept = kept[kept[HELD_OUT].map(math.isfinite)]
+    if len(kept) < 3:
+        return None
+    seen_s, values_s = kept["samples_seen"].to_numpy(), kept[HELD_OUT].to_numpy()
+    lowest = int(values_s.argmin())
+    least, last = float(values_s[lowest]), float(values_s[-1])
+    level_at = int(seen_s[int((values_s <= NEAR_LEAST * least).argmax())])
+    text = (
+        f"On trajectories that were never learned from the loss was lowest, {least:.4g}, after "
+        f"{int(seen_s[lowest]):,} samples"
+    )
+    if last > MAX_HELD_OUT * least:
+        text += (
+            f", and rose to {last:.4g} by the end: the student learns its trajectories by heart. "
+            "More trajectories would help, more updates would not."
+        )
+    elif level_at < LATE * seen_s[-1]:
+        text += (
+            f", and came within {PERCENT(NEAR_LEAST - 1)} of that after {level_at:,}: more updates "
+            "alone would help little."
+        )
+    else:
+        text += ": it was still falling, so more samples would help."
+    return HeldOut(least, int(seen_s[lowest]), text)
+
+
 def _finite(value: float) -> float | None:
     """A number that JSON can hold."""
     return float(value) if math.isfinite(value) else None
@@ -250,8 +309,18 @@ def loss_charts(
     if loss is None or loss.empty:
         return []
     axis = "training samples seen"
+    held_out = find_held_out(loss)
+    lowest = [(held_out.least_at, "lowest held out")] if held_out else []
     charts = [
-        line_chart(_losses(loss, timesteps), axis, "loss", "Loss", is_wide=True, log_from=1.0),
+        line_chart(
+            _losses(loss, timesteps),
+            axis,
+            "loss",
+            "Loss",
+            is_wide=True,
+            log_from=1.0,
+            marks=lowest,
+        ),
         line_chart(
             _errors(loss),
             axis,
