@@ -61,7 +61,7 @@ def test_all_images_are_on_its_pages_without_a_script(
     output = tmp_path / "results" / "demo" / "gallery"
     make_gallery(manifests, None, output)
     pages = ["index.html", "page-2.html", "page-3.html"]
-    assert sorted(path.name for path in output.iterdir()) == [*pages, "rows.js"]
+    assert sorted(path.name for path in output.iterdir()) == ["blind.html", *pages, "rows.js"]
     sources = []
     for number, name in enumerate(pages, 1):
         page = (output / name).read_text()

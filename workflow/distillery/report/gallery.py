@@ -15,10 +15,10 @@ from distillery.input_images import MAX_THREADS, InputImage, own_images
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import KEY, ModelSamples, check_pairs, check_scored, read_samples
 from distillery.report.categories import CATEGORY, as_name
-from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.html import ICON, link_to, own_file, page_environment
 from distillery.report.image_grid import spread
 from distillery.report.inputs import read_input
-from distillery.report.roles import MARKS, find_same, usual_part
+from distillery.report.roles import MARKS, Part, find_same, usual_part
 from distillery.run_folder import RunFolder
 from distillery.store.marks import hash_made_of, mark_of
 from distillery.store.sample_files import is_of_tars
@@ -31,6 +31,15 @@ CLIPS_PER_PAGE = 40
 """Of clips, whose files are as many times larger as they have frames."""
 SCORES = {measure.in_scores: measure.sorts for measure in MEASURES if measure.sorts}
 """Columns of the scores by which samples can be sorted, and their names on the page."""
+FORMS = {
+    measure.in_scores: (0, "") if measure.column else (measure.form.digits, measure.form.unit)
+    for measure in MEASURES
+    if measure.sorts
+}
+"""Digits and unit of each; a column that a measure makes its number from is a whole number."""
+FIRST_PARTS: frozenset[Part] = frozenset({"reference", "student", "untrained"})
+MAX_COLUMNS = 4
+"""Of more models the main ones are shown until others are chosen."""
 DIGITS = 4
 VIEWER_PX = 4096
 """Width of the image beside a prompt, at most: it can be enlarged as the samples can."""
@@ -101,12 +110,17 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     columns = [
         {
             "name": same.label(model.model),
+            "key": model.model,
             "folder": folder_of(model, output),
             "glyph": MARKS[usual_part(model)].glyph,
             "colour": MARKS[usual_part(model)].colour,
+            "digest": model.digest,
+            "is_first": len(models) <= MAX_COLUMNS or usual_part(model) in FIRST_PARTS,
         }
         for model in models
     ]
+    if not any(column["is_first"] for column in columns):
+        columns = [column | {"is_first": True} for column in columns]
     mark = mark_of(hash_made_of([*manifests, *([scores] if scores else [])]))
     with atomic_path(output) as folder:
         folder.mkdir()
@@ -119,6 +133,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         pages = [samples[start : start + per_page] for start in range(0, len(samples), per_page)]
         present = {name for sample in samples for shot in sample.shots for name in shot.scores}
         scored = [name for name in SCORES if name in present]
+        several = bool(models[0].table["prompt_id"].duplicated().any())
         for number, page in enumerate(pages, 1):
             text = template.render(
                 run=output.parent.name,
@@ -131,6 +146,9 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 second=_second(models),
                 samples=page,
                 number=number,
+                icon=ICON,
+                forms=FORMS,
+                has_blind=len(columns) > 1 or several,
                 names=[name_of(page) for page in range(1, len(pages) + 1)],
                 num_samples=len(samples),
                 num_left_out=total - len(samples),
@@ -138,6 +156,19 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 categories=list(dict.fromkeys(it.category for it in samples if it.category)),
             )
             write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
+        if len(columns) > 1 or several:
+            blind = page_environment().get_template("gallery/blind.html.j2")
+            text = blind.render(
+                run=output.parent.name,
+                noun=noun,
+                icon=ICON,
+                style=own_file("gallery/gallery.css"),
+                script=own_file("gallery/blind.js"),
+                models=columns,
+                second=_second(models),
+                has_several=several,
+            )
+            write_text(folder / "blind.html", text)
         write_text(folder / "rows.js", rows_script(columns, samples, scored, per_page))
 
 
@@ -264,7 +295,13 @@ def rows_script(
         ]
         for sample in samples
     ]
-    content = {"models": list(models), "scored": list(scored), "rows": rows, "perPage": per_page}
+    content = {
+        "models": list(models),
+        "scored": list(scored),
+        "forms": {name: FORMS[name] for name in scored},
+        "rows": rows,
+        "perPage": per_page,
+    }
     # A script ends at the first "</script", and prompts are users' text.
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return f"const GALLERY = {text};\n"
