@@ -1,4 +1,4 @@
-from distillery.planning.compared import compared_files, two_runs
+from distillery.planning.compared import compared_files, reported_files, two_runs
 
 # Of whatever runs, not of this configuration's. It reads what is there and makes nothing of it, so
 # none of it is an input: see `compared_files`.
@@ -6,6 +6,7 @@ from distillery.planning.compared import compared_files, two_runs
 
 localrules:
     compare,
+    leaderboard,
 
 
 rule compare:
@@ -27,5 +28,22 @@ rule compare:
             --first {params.first:q} \
             --second {params.second:q} \
             --output {output.page:q} \
+            --log-file {log:q}
+        """
+
+
+rule leaderboard:
+    """All runs that have a report."""
+    output:
+        "results/compare/index.html",
+    log:
+        "results/compare/leaderboard.log",
+    params:
+        files=lambda wildcards: reported_files(),
+    shell:
+        """
+        exec python -m distillery.stages.leaderboard \
+            --results results \
+            --output {output:q} \
             --log-file {log:q}
         """

@@ -13,6 +13,7 @@ from distillery.stages import (
     export,
     freeze,
     gallery,
+    leaderboard,
     merge_samples,
     merge_targets,
     plan,
@@ -50,5 +51,5 @@ STAGES: tuple[Stage, ...] = (
     gallery.STAGE,
     report.STAGE,
     dataset.STAGE,
-    *(module.STAGE for module in (previews, sheet, freeze, plan, probe, verify, compare)),
+    *(it.STAGE for it in (previews, sheet, freeze, plan, probe, verify, compare, leaderboard)),
 )

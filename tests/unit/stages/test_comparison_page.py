@@ -3,7 +3,7 @@
 import pytest
 
 from distillery.measures.intervals import ConfidenceInterval
-from distillery.report.compare import _shown, _word
+from distillery.report.compare import _result, _shown, _word
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,17 @@ def test_a_bound_that_is_there_is_shown_and_counts(
     other = {"better": "worse", "worse": "better"}
     assert _word(found, -1) == other.get(word, "")
     assert _word(found, 0) == ""
+
+
+def test_the_result_comes_first_in_a_sentence() -> None:
+    words = {"CLIP score": "better", "PSNR": "worse", "R@1": "", "motion": None}
+    rows = [
+        {"title": title, "word": word or "", "paired": None if word is None else object()}
+        for title, word in words.items()
+    ]
+    assert _result("student", rows, "mine2") == (
+        "student: mine2 is better in CLIP score and worse in PSNR; 1 measure cannot be told apart."
+    )
+    level = "student: no difference beyond the intervals, in 1 measure."
+    assert _result("student", rows[2:], "mine2") == level
+    assert _result("student", rows[3:], "mine2") == "student: nothing can be paired."

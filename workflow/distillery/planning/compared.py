@@ -64,6 +64,12 @@ def compared_files(pair: str) -> list[str]:
     return [f"{path} {path.stat().st_mtime_ns}" for path in files]
 
 
+def reported_files(results: Path = Path("results")) -> list[str]:
+    """The numbers of all runs' reports, with times of change: what the page of all runs is of."""
+    files = sorted(results.glob("*/report/metrics.json"))
+    return [f"{path} {path.stat().st_mtime_ns}" for path in files]
+
+
 def _missing(names: Sequence[str], results: Path) -> list[str]:
     """Which of the runs have no folder."""
     return [name for name in names if not (results / name).is_dir()]

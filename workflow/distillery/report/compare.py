@@ -1,6 +1,6 @@
 """Two runs beside each other: their settings, their metrics by sample, their images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from distillery.report.comparison import (
     pair_up,
     read_pieces,
 )
-from distillery.report.html import link_to, own_file, page_environment
+from distillery.report.html import ICON, link_to, own_file, page_environment
 from distillery.report.image_grid import NUM_LEADING, Lead, make_lead, spread
 from distillery.report.roles import MARKS, usual_part
 from distillery.report.verdict import describe_interval
 from distillery.run_folder import RunFolder
 from distillery.store.tables import write_table
-from distillery.words import counted, noun_of
+from distillery.words import counted, listed, noun_of
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
     one, other = (read_pieces(RunFolder(folder)) for folder in (first, second))
     found, notes = differences(one, other)
     environment = page_environment()
+    models = {name: _rows(found, name) for name in dict.fromkeys(it.model for it in found)}
     environment.filters |= {"counted": counted, "interval": _shown}
     text = environment.get_template("compare.html.j2").render(
         style=own_file("report.css"),
@@ -67,7 +68,9 @@ def compare_runs(first: Path, second: Path, output: Path) -> None:
         gaps=[*one.gaps, *other.gaps, *notes],
         settings=differing_settings(one.config, other.config),
         marks={name: MARKS[usual_part(it)] for name, it in one.samples.items()},
-        models={name: _rows(found, name) for name in dict.fromkeys(it.model for it in found)},
+        models=models,
+        results=[_result(name, rows, other.name) for name, rows in models.items()],
+        icon=ICON,
         strips=[it for name in one.samples for it in strips(one, other, name, output.parent)],
     )
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -126,6 +129,23 @@ def _rows(found: Sequence[Difference], model: str) -> list[dict[str, object]]:
             word = _word(it.paired, measure.direction)
             rows.append(vars(it) | {"title": measure.full, "word": word})
     return rows
+
+
+def _result(model: str, rows: Sequence[Mapping[str, object]], second: str) -> str:
+    """What a model's table says, in a sentence."""
+    paired = [row for row in rows if row["paired"] is not None]
+    if not paired:
+        return f"{model}: nothing can be paired."
+    said = [
+        f"{word} in {listed([str(row['title']) for row in paired if row['word'] == word])}"
+        for word in ("better", "worse")
+        if any(row["word"] == word for row in paired)
+    ]
+    level = sum(not row["word"] for row in paired)
+    if not said:
+        return f"{model}: no difference beyond the intervals, in {counted(level, 'measure')}."
+    rest = f"; {counted(level, 'measure')} cannot be told apart" if level else ""
+    return f"{model}: {second} is {' and '.join(said)}{rest}."
 
 
 def _word(paired: ConfidenceInterval | None, direction: int) -> str:
