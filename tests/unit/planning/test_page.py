@@ -12,9 +12,9 @@ from adapters import make_adapter
 from distillery.config.run import parse_config
 from distillery.files import read_json
 from distillery.pipeline import STAGES
-from distillery.planning.html import html_of
+from distillery.planning.html import Tile, html_of, shares_of, tiles_of
 from distillery.planning.page import Page, Part, Table, in_words, page_of, without_empty
-from distillery.planning.plan import make_plan
+from distillery.planning.plan import doubts_part, make_plan
 from distillery.planning.text import is_numeric, print_page, text_of
 from distillery.words import counted
 from probes import write_probe
@@ -218,10 +218,35 @@ def test_html_escapes_and_asks_for_nothing_from_elsewhere() -> None:
     page = html_of(EXAMPLE)
     assert "a &lt;b&gt;headline&lt;/b&gt;" in page
     assert "a note &amp; more" in page
-    assert not re.search(r"(?:src|href)=\"(?!#)", page)
+    assert not re.search(r"(?:src|href)=\"(?!#|data:)", page)
     assert "prefers-color-scheme: dark" in page, "the report's colours"
     for part in EXAMPLE.parts:
         assert f">{part.title}</h2>" in page
+
+
+def test_what_decides_is_in_tiles_and_doubts_are_counted() -> None:
+    table = Table(
+        "",
+        ("stage", "network calls", "disk"),
+        (
+            ("targets", "1,500", "1 GiB"),
+            ("export", "", ""),
+            ("samples", "500", ""),
+            ("in all", "2,000", ""),
+        ),
+    )
+    costs = Part("Costs", (("time", "01:00, on one GPU; more"), ("weights", "x")), (table,))
+    page = Page("a", "b", (costs, Part("Doubts", notes=("too few <prompts>", "another"))))
+    assert tiles_of(page) == [
+        Tile("Time", "01:00", "on one GPU; more"),
+        Tile("Network calls", "2,000", "of teacher and student"),
+        Tile("Doubts", "2", "too few <prompts>"),
+    ]
+    assert shares_of(page) == [("targets", 75.0), ("samples", 25.0)]
+    assert "too few &lt;prompts&gt;</dd>" in html_of(page)
+    calm = Page("a", "b", (Part("Costs"), doubts_part([])))
+    assert tiles_of(calm) == [Tile("Doubts", "none")]
+    assert shares_of(calm) == []
 
 
 def test_numbers_in_words() -> None:

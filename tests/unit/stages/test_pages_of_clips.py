@@ -12,6 +12,7 @@ from PIL import Image
 
 from distillery.measures.lists import MEASURES
 from distillery.measures.of_sets import OF_SETS
+from distillery.report.card import GAP_PX, LABEL_PX
 from distillery.report.compare import compare_runs
 from distillery.report.gallery import CLIPS_PER_PAGE, make_gallery
 from judging import FPS, PROMPTS, Run, draw_clip, make_samples
@@ -103,12 +104,20 @@ def test_the_strip_shows_frames_in_time(written, folder):
     assert "Columns: 2 held-out prompts with one noise each, frames 1, 3 and 5 of 5." in card
     assert ModelCard(card).data.eval_results[0].task_type == "text-to-video"
     with Image.open(folder / "card/strip.png") as strip:
-        assert strip.size == (6 * 48, 3 * 48)
         pixels = np.asarray(strip)
-    expected = np.concatenate(draw_clip(PROMPTS[0], 0, NUM_FRAMES, 2)[[0, 2, 4]], axis=1)
-    np.testing.assert_array_equal(pixels[:48, : 3 * 48], expected)
+    edge, across, down = 2 * 48, 2 * 48 + GAP_PX, LABEL_PX + 2 * 48 + GAP_PX
+    assert pixels.shape == (3 * down - GAP_PX, 6 * across - GAP_PX, 3)
+
+    def cell(row, column):
+        """An image at its own size."""
+        top, left = row * down + LABEL_PX, column * across
+        return pixels[top : top + edge : 2, left : left + edge : 2]
+
+    for column, frame in enumerate((0, 2, 4)):
+        expected = draw_clip(PROMPTS[0], 0, NUM_FRAMES, 2)[frame]
+        np.testing.assert_array_equal(cell(0, column), expected)
     student = draw_clip(PROMPTS[6], 1, NUM_FRAMES, 1)[4]
-    np.testing.assert_array_equal(pixels[48:96, 5 * 48 :], student)
+    np.testing.assert_array_equal(cell(1, 5), student)
 
 
 def test_the_gallery_plays_the_files_and_sorts_by_motion(written, folder):

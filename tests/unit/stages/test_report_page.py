@@ -152,7 +152,13 @@ def test_the_card_to_publish_has_images_and_scores(folder, written, edited):
     assert f"| student | {score:.4f} (" in text
     assert MARK.sub("", text).endswith("It.\n")
     with Image.open(copy / "card/strip.png") as strip:
-        assert strip.size == (6 * 48, 3 * 48)
+        rows, columns = 3, 6
+        assert strip.size == (columns * (2 * 48 + 6) - 6, rows * (24 + 2 * 48 + 6) - 6)
+        label, image = strip.crop((0, 0, 90, 24)), strip.crop((0, 24, 96, 120))
+        assert label.getextrema()[0] == (0, 255), "black on white"
+        with Image.open(next((copy / "samples/teacher/eval-00").glob("0.png"))) as own:
+            assert image.resize((48, 48), Image.Resampling.NEAREST).tobytes() == own.tobytes()
+    assert "| asked | answer |\n|---|---|\n| CLIP score above " in text
     assert "![teacher, student, untrained](strip.png)" in text
 
 

@@ -3,6 +3,7 @@
 import ast
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -13,7 +14,7 @@ from distillery.config.student import Student
 from distillery.config.teacher import Teacher
 from distillery.planning.page import TIMES
 from distillery.student.export import model_card
-from distillery.student.usage import CAST
+from distillery.student.usage import CAST, noise_levels
 from distillery.teacher.folder import PipelineFolder
 from distillery.teacher.origin import find_origin
 
@@ -44,6 +45,7 @@ def card_of(
     training: dict[str, object] | None = None,
     origin: dict[str, str] | None = None,
     sizes: list[tuple[int, int]] | None = None,
+    schedule: dict[str, Any] | None = None,
     **teacher: object,
 ) -> str:
     call = {
@@ -59,6 +61,7 @@ def card_of(
         student=Student(steps=4),
     )
     recipe = METADATA["recipe"] | {"training": training or {}}  # type: ignore[operator]
+    recipe |= {"schedule": schedule} if schedule else {}
     about = METADATA | {"call": call, "recipe": recipe} | ({"sizes": sizes} if sizes else {})
     return model_card(job, about, origin or {})
 
@@ -175,3 +178,24 @@ def test_the_licence_is_that_of_the_teachers_own_card(tmp_path: Path, teacher: P
     assert find_origin(of_hub, folder) == {
         "base_model": "owner/teacher", "license": "other", "license_link": "https://there",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("alphas", "sigmas", "levels"),
+    [
+        ((0.0, 0.25, 1.0), (1.0, 0.75, 0.0), ["1", "0.75", "0"]),
+        ((0.6, 0.8, 1.0), (0.8, 0.6, 0.0), ["1.33333", "0.75", "0"]),
+        ((0.0, 0.8, 1.0), (1.0, 0.6, 0.0), []),
+    ],
+)
+def test_other_programs_get_the_noise_levels_as_they_count_them(
+    alphas: tuple[float, ...], sigmas: tuple[float, ...], levels: list[str]
+) -> None:
+    """Of flow matching, of diffusion, and of diffusion whose first state is noise alone."""
+    schedule = {"timesteps": [999, 500], "alphas": alphas, "sigmas": sigmas}
+    assert noise_levels(schedule) == levels
+    card = card_of(schedule=schedule)
+    assert ("## In other programs" in card) == bool(levels)
+    if levels:
+        assert f"| noise levels (`sigmas`) | `{', '.join(levels)}` |" in card
+        assert "| guidance (CFG) | 1, which is off |" in card

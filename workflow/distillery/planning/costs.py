@@ -10,7 +10,7 @@ from distillery.files import readable
 from distillery.planning.facts import Facts
 from distillery.planning.gpus import summarise_gpus
 from distillery.planning.jobs import StageJobs
-from distillery.planning.page import Part, without_empty
+from distillery.planning.page import COSTS, Part, without_empty
 from distillery.planning.passes import passes_of_stages
 from distillery.run_folder import RunFolder
 from distillery.stage import Loads
@@ -63,7 +63,7 @@ def what_it_costs(facts: Facts, plan: Mapping[str, Any], jobs: Sequence[StageJob
     )
     note = "In the training, an update of a sample counts as three network calls of the student."
     notes = (note,) if trains else ()
-    return Part("Costs", lines, (without_empty("", heads, rows),), notes)
+    return Part(COSTS, lines, (without_empty("", heads, rows),), notes)
 
 
 def _memory(plan: Mapping[str, Any], loads: Loads) -> int:

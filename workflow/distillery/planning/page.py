@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 TIMES = "\N{MULTIPLICATION SIGN}"
+COSTS, DOUBTS = "Costs", "Doubts"
+NO_DOUBT = "None that can be seen beforehand."
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from distillery.planning.host import host_bytes
 from distillery.planning.html import html_of
 from distillery.planning.jobs import Room, StageJobs, list_jobs
 from distillery.planning.overlooked import hash_settings, hash_sources
-from distillery.planning.page import Page, Part, page_of
+from distillery.planning.page import DOUBTS, NO_DOUBT, Page, Part, page_of
 from distillery.planning.passes import passes_per_job
 from distillery.planning.probe import on_name
 from distillery.planning.prompt_tables import read_splits
@@ -171,7 +171,7 @@ def page_for(facts: Facts, plan: Mapping[str, Any]) -> Page:
 
 def doubts_part(lines: Sequence[str]) -> Part:
     """The page's last part."""
-    return Part("Doubts", notes=tuple(lines) or ("None that can be seen beforehand.",))
+    return Part(DOUBTS, notes=tuple(lines) or (NO_DOUBT,))
 
 
 def headline(config: RunConfig, plan: Mapping[str, Any]) -> str:

@@ -9,22 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from distillery.files import atomic_path, write_text
 from distillery.images import frames_of, thin_out
 from distillery.input_images import own_images
 from distillery.measures.lists import MEASURES
 from distillery.measures.manifests import ModelSamples
+from distillery.report.html import SMALL_PX
 from distillery.report.image_grid import NUM_LEADING, spread
 from distillery.report.roles import Roles
 from distillery.report.tables import Table
-from distillery.report.verdict import Claims
+from distillery.report.verdict import Check, Claims
 from distillery.run_folder import STRIP
 from distillery.words import counted, listed_numbers
 
 STRIP_PX = 256
-"""Edge of an image in the strip, at most."""
+"""Edge of an image in the strip, at most; small ones are enlarged to twice their size."""
+GAP_PX, LABEL_PX = 6, 24
+"""Between images, and the height of a row's label."""
 NUM_STILLS = 3
 """Frames of each clip in the strip, the first and the last among them: motion is seen in them."""
 BEFORE = "## The right call"
@@ -37,6 +40,7 @@ def write_card(
     roles: Roles,
     quality: Mapping[str, Any],
     claims: Claims,
+    checks: Sequence[Check],
     table: Table,
     folder: Path,
     mark: str = "",
@@ -46,25 +50,27 @@ def write_card(
     there = [name for name in dict.fromkeys(named) if name is not None and name in samples]
     models = roles.same.shown(there)
     labels = [roles.label(name) for name in models]
+    calls = [
+        f"{label}, {counted(samples[name].network_calls, 'network call')}"
+        for name, label in zip(models, labels, strict=True)
+    ]
     first = samples[models[0]]
     rows = spread(range(len(first.table)), NUM_LEADING // len(stills_of(first)))
     folder.mkdir(parents=True, exist_ok=True)
     inputs = read_inputs(first, rows)
+    given = ["input"] if inputs else []
     with atomic_path(folder / STRIP) as temporary:
-        strip = draw_strip([samples[name] for name in models], rows, inputs)
+        strip = draw_strip([samples[name] for name in models], rows, [*given, *calls], inputs)
         strip.save(temporary, format="PNG")
     card = ModelCard(pipeline_card.read_text(encoding="utf-8"))
     data: Any = card.data
     data.model_name = str(card.text).strip().splitlines()[0].removeprefix("# ")
     data.eval_results = _results(quality, roles)
-    calls = ", ".join(
-        f"{roles.label(name)} ({samples[name].network_calls} network calls)" for name in models
-    )
-    given = ["input"] if inputs else []
     sections = [
         "## What it draws", "", f"![{', '.join([*given, *labels])}]({STRIP})", "",
-        f"Rows: {', '.join([*given, calls])}. {_columns(first, len(rows))}", "",
-        "## How good it is", "", *_paragraphs(claims), *_table(table, models, roles), "",
+        f"{_columns(first, len(rows))}", "",
+        "## How good it is", "", *_paragraphs(claims), *_answers(checks),
+        *_table(table, models, roles), "",
         f"{quality['num_prompts']} held-out prompts, intervals of 95 %; judge: "
         f"{quality['judge']}.", "", "",
     ]  # fmt: skip
@@ -83,21 +89,30 @@ def read_inputs(model: ModelSamples, rows: Sequence[int]) -> list[Image.Image]:
 
 
 def draw_strip(
-    models: Sequence[ModelSamples], rows: Sequence[int], inputs: Sequence[Image.Image] = ()
+    models: Sequence[ModelSamples],
+    rows: Sequence[int],
+    labels: Sequence[str],
+    inputs: Sequence[Image.Image] = (),
 ) -> Image.Image:
-    """A row of images for each model, of the same samples; of clips some frames of each. Above them
-    the input images, each over the first frame of what was made from it."""
+    """A row of images for each model under its label, of the same samples; of clips some frames of
+    each. Above them the input images, each over the first frame of what was made from it."""
     images = [[frame for row in rows for frame in _read_stills(model, row)] for model in models]
     width, height = images[0][0].size
-    share = min(1.0, STRIP_PX / max(width, height))
+    share = 2.0 if width <= SMALL_PX else min(1.0, STRIP_PX / max(width, height))
     size = max(1, round(width * share)), max(1, round(height * share))
     blank = Image.new("RGB", size, "white")
     beside = [blank] * (len(stills_of(models[0])) - 1)
     above = [[it for given in inputs for it in (given, *beside)]] if inputs else []
-    strip = Image.new("RGB", (size[0] * len(images[0]), size[1] * len([*above, *images])))
-    for y, line in enumerate([*above, *images]):
+    lines = [*above, *images]
+    way = Image.Resampling.NEAREST if share > 1 else Image.Resampling.LANCZOS
+    step_x, step_y = size[0] + GAP_PX, LABEL_PX + size[1] + GAP_PX
+    whole = step_x * len(images[0]) - GAP_PX, step_y * len(lines) - GAP_PX
+    strip = Image.new("RGB", whole, "white")
+    pen, font = ImageDraw.Draw(strip), ImageFont.load_default(LABEL_PX * 2 // 3)
+    for y, (label, line) in enumerate(zip(labels, lines, strict=True)):
+        pen.text((0, y * step_y + LABEL_PX // 2), label, "black", font, anchor="lm")
         for x, image in enumerate(line):
-            strip.paste(image.resize(size, Image.Resampling.LANCZOS), (x * size[0], y * size[1]))
+            strip.paste(image.resize(size, way), (x * step_x, y * step_y + LABEL_PX))
     return strip
 
 
@@ -152,6 +167,14 @@ def _paragraphs(claims: Claims) -> list[str]:
     """The report's sentences, a paragraph each."""
     said = (claims.headline, claims.worth, claims.weakness, claims.summary)
     return [line for text in said if text for line in (text, "")]
+
+
+def _answers(checks: Sequence[Check]) -> list[str]:
+    """What was asked of the student, in Markdown."""
+    if not checks:
+        return []
+    rows = (f"| {it.question} | {it.outcome}: {it.finding} |" for it in checks)
+    return ["| asked | answer |", "|---|---|", *rows, ""]
 
 
 def _table(table: Table, models: Sequence[str], roles: Roles) -> list[str]:

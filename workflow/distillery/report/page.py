@@ -107,7 +107,17 @@ def write_report(
     pipeline_card = job.student_run(run_folder).student("pipeline") / "README.md"
     if roles.student in samples and findings.quality and table and pipeline_card.is_file():
         folder = output.parent / "card"
-        write_card(pipeline_card, samples, roles, findings.quality, claims, table, folder, mark)
+        write_card(
+            pipeline_card,
+            samples,
+            roles,
+            findings.quality,
+            claims,
+            findings.checks,
+            table,
+            folder,
+            mark,
+        )
 
 
 def _facts(

@@ -30,7 +30,7 @@ from distillery.student.lora_names import write_other_names
 from distillery.student.schedule import check_exported, few_step_scheduler
 from distillery.student.stored import load_student
 from distillery.student.time_embeddings import has_time_embeddings
-from distillery.student.usage import lora_code, student_code, time_code
+from distillery.student.usage import lora_code, noise_levels, student_code, time_code
 from distillery.teacher.components import INDEX
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import is_in_folder, load_changed, torch_dtype
@@ -293,6 +293,7 @@ def model_card(job: ExportJob, about: Mapping[str, Any], origin: Mapping[str, st
         comfyui=about.get("lora", {}).get("comfyui"),
         student_info=about.get("student"),
         recipe=about["recipe"],
+        levels=[] if job.student.is_flow_map else noise_levels(about["recipe"]["schedule"]),
         recipe_hash=about["recipe_hash"],
         samples_seen=about["samples_seen"],
         sizes=listed([f"{width} \N{MULTIPLICATION SIGN} {height}" for height, width in sizes]),

@@ -182,3 +182,23 @@ def _saving(call: Mapping[str, Any]) -> list[str]:
         return ['image.save("image.png")']
     playing = f"duration={round(1000 / call['fps'])}, lossless=True"
     return [f'frames[0].save("clip.webp", save_all=True, append_images=frames[1:], {playing})']
+
+
+def noise_levels(schedule: Mapping[str, Sequence[float]]) -> list[str]:
+    """The states of a student's steps as samplers of other programs count them, the clean one last.
+
+    Of flow matching that is sigma, else sigma over alpha, the level of noise beside a clean image
+    of scale 1 (Karras et al. 2022, arXiv:2206.00364). Empty where a state is noise alone, which
+    has no such level.
+
+    Args:
+        schedule: of a training's recipe.
+    """
+    states = list(zip(schedule.get("alphas", ()), schedule.get("sigmas", ()), strict=True))
+    if all(abs(alpha + sigma - 1) < 1e-6 for alpha, sigma in states):
+        levels = [sigma for _, sigma in states]
+    elif all(alpha > 0 for alpha, _ in states):
+        levels = [sigma / alpha for alpha, sigma in states]
+    else:
+        return []
+    return [f"{level:.6g}" for level in levels]
