@@ -86,6 +86,7 @@ def test_it_is_one_file_and_a_test() -> None:
     claims_of_the_product = {
         "report/comparison.py",  # images that gained most, and whose prompts ranks are among
         "report/image_grid.py",  # the images that are shown first
+        "report/leaderboard.py",  # what runs are compared by, and are ranked by first
         "report/roles.py",  # the rival
         "report/verdict.py",  # threshold and headline: the CLIP score's ratio; is R@1 weak?
     }

@@ -45,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict:
     ways, register = library / "config/ways.py", library / "training/ways/__init__.py"
     insert(ways, "AnyPhase = Annotated[", f"{settings}\n\n")
     text = ways.read_text()
-    text = text.replace("\n    Stored | Rounds", "\n    Jitter | Stored | Rounds")
+    text = text.replace("Annotated[Stored | Rounds", "Annotated[Jitter | Stored | Rounds")
     ways.write_text(text.replace("= (Stored, Rounds,", "= (Jitter, Stored, Rounds,"))
     (library / "training/ways/jitter.py").write_text(behaviour)
     insert(register, '    "stored": "StoredWay",', '    "jitter": "JitterWay",\n')

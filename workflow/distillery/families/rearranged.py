@@ -74,13 +74,16 @@ def learn_moves(
 
 
 def learn_noise(begin: Callable[[int], tuple[torch.Tensor, float]]) -> Rearranged | None:
-    """How a state is made of its generator's noise, but for its scale; None where it is not.
+    """How a state is made of its generator's noise, but for its scale; None where it is not, or
+    where states are rounded, so that many of their numbers are alike.
 
     Args:
-        begin: what a call begins with, (*latent) float32, with a generator of a seed, and the
+        begin: what a call begins with, (*latent), with a generator of a seed, and the
             scheduler's number that multiplies it.
     """
     begun = [begin(seed) for seed in SEEDS]
+    if begun[0][0].dtype != torch.float32:
+        return None
     states, scale = [state.cpu() for state, _ in begun], begun[0][1]
     shape = states[0].shape
     drawn = [torch.randn(shape.numel(), generator=_generator(seed)) * scale for seed in SEEDS]
