@@ -21,6 +21,7 @@ from distillery.snakemake_private import (
     requests_of,
     rules_folder,
 )
+from distillery.terminal.stopping import end_beside_the_scheduler
 
 # What each stage depends on, and whether the run can work at all.
 
@@ -36,6 +37,7 @@ except ValueError as error:
 # Not in a dry run, and in a module only where the main workflow calls it; no plan where it was asked
 # for itself. By the rules themselves, since a module's have other names.
 onstart:
+    end_beside_the_scheduler()
     needed = jobs_to_run(workflow)
     # A comparison is of other runs, or of what this one has already.
     makes = needed.keys() != {rules.compare.rule}

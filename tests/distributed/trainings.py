@@ -8,7 +8,7 @@ import torch
 
 import tiny
 from distillery.files import read_json, write_json
-from distillery.student.stored import load_student
+from distillery.student.on_disk import load_student
 
 
 def train(data, output, num_processes, faults=None, launcher="bare", limit_s=60, **settings):

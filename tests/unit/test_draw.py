@@ -31,13 +31,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def student(call: dict[str, Any] | None = CALL) -> Path:
+def student(call: dict[str, Any] | None = CALL, **more: Any) -> Path:
     """The pipeline of results/demo; with no call it is only a trained network."""
     folder = Path("results/demo/student/pipeline")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / INDEX, {"_class_name": "WanPipeline"})
     about: dict[str, Any] = {"files": {INDEX: hash_file(folder / INDEX)}}
-    write_sealed(folder / METADATA, about | ({"call": call} if call else {}))
+    about |= {"call": call} if call else {}
+    write_sealed(folder / METADATA, about | {"recipe": {}} | more)
     return folder
 
 
@@ -105,6 +106,10 @@ def test_what_is_no_student_is_refused_with_what_it_lacks() -> None:
     write_json(student() / INDEX, {"_class_name": "FluxPipeline"})
     with pytest.raises(ValueError, match=r"changed after its export: model_index\.json"):
         draw("results/demo/student/pipeline", ["a"], None)
+    with pytest.raises(ValueError, match="was not trained: give results/RUN/student/pipeline"):
+        draw(str(student(recipe=None)), ["a"], None)
+    with pytest.raises(ValueError, match=r"of any number of steps.*code of its README\.md"):
+        draw(str(student(student={"init": "flow_map"})), ["a"], None)
     assert not Path("results/demo-drawn").exists()
 
 

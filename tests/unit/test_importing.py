@@ -14,7 +14,10 @@ LIBRARIES = {"diffusers", "transformers", "accelerate", "peft", "torch._dynamo"}
 """They take longer than PyTorch: only what loads a pipeline imports them, when it does."""
 NEVER = {
     ("freeze", "merge_targets"): {*TABLES, *LIBRARIES, "torch"},
-    ("prompts", "merge_samples", "dataset", "gallery", "report", "compare"): {*LIBRARIES, "torch"},
+    ("prompts", "merge_samples", "dataset", "gallery", "report", "compare", "leaderboard"): {
+        *LIBRARIES,
+        "torch",
+    },
     (
         *("signature", "embeddings", "targets", "training", "export", "samples", "evaluation"),
         *("round_states", "round_targets", "previews", "probe", "sheet"),

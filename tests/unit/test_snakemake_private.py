@@ -11,6 +11,7 @@ import snakemake.dag
 import snakemake.exceptions
 import snakemake.persistence
 import snakemake.rules
+import snakemake.scheduling.job_scheduler
 import snakemake.workflow
 
 from distillery import snakemake_private
@@ -68,3 +69,13 @@ def test_what_inputs_refuse_is_told_together_and_from_nowhere() -> None:
         refused(None)
     assert caught.value.__traceback__ is None
     assert snakemake_private.refused_by(lambda _: [])(None) == []
+
+
+def test_snakemakes_handler_of_sigterm_takes_a_lock_that_its_choice_of_jobs_holds() -> None:
+    """Why `end_beside_the_scheduler` is there; without it this one is not needed."""
+    scheduler = inspect.getsource(snakemake.scheduling.job_scheduler.JobScheduler)
+    assert "signal.signal(signal.SIGTERM, self.exit_gracefully)" in scheduler
+    assert "self._lock = threading.Lock()" in scheduler
+    assert "with self._lock" in inspect.getsource(
+        snakemake.scheduling.job_scheduler.JobScheduler.exit_gracefully
+    )

@@ -88,6 +88,13 @@ def call_of(student: str) -> dict[str, Any]:
         about = read_sealed(folder / METADATA)
     if "call" not in about:
         raise ValueError(f"{student} does not say how it is called: its {METADATA} has no call")
+    if about.get("recipe") is None:
+        raise ValueError(f"{student} was not trained: give results/RUN/student/pipeline")
+    if (about.get("student") or {}).get("init") == "flow_map":
+        raise ValueError(
+            f"{student} is a student of any number of steps, which no run can have as its teacher: "
+            "draw with the code of its README.md, which takes stock Diffusers"
+        )
     call: dict[str, Any] = about["call"]
     return call
 

@@ -16,6 +16,16 @@ from distillery.store.marks import MARK
 from quality import make_config
 from reports import Page, write, write_loss
 
+# The tiny judge's vocabulary, and so whether a ratio has an interval, differs by process.
+QUALITY_OVER_CALLS = re.compile(
+    r"CLIP score( as a share of the teacher&#39;s)?, over network calls"
+)
+
+
+def quality_of(charts):
+    """The chart of quality over network calls, by whichever name."""
+    return next(it for name, it in charts.items() if QUALITY_OVER_CALLS.fullmatch(name))
+
 
 def test_page_is_self_contained_and_well_nested(written):
     page = Page(written[0])
@@ -48,8 +58,8 @@ def charts_of(html):
 def test_every_chart_is_on_the_page_twice(written):
     """As a spec for Vega, and drawn for readers without scripts."""
     specs = charts_of(written[0])
-    assert list(specs) == [
-        "CLIP score, over network calls",
+    assert QUALITY_OVER_CALLS.fullmatch(next(iter(specs)))
+    assert list(specs)[1:] == [
         "Loss",
         "Gradient norm",
         "Learning rate",
@@ -128,7 +138,7 @@ def test_quality_over_steps_is_drawn(folder, tmp_path):
             against[name] = against["few"]
     write_sealed(path, quality)
     html, _ = write(config, tmp_path / "tiny")
-    rows = charts_of(html)["CLIP score, over network calls"]["data"]["values"]
+    rows = quality_of(charts_of(html))["data"]["values"]
     found = {(row["model"], row["network_calls"]) for row in rows}
     assert {("teacher-1-steps", 2), ("teacher-2-steps", 4)} < found
     assert {("teacher-1-steps-unguided", 1), ("teacher-2-steps-unguided", 2)} < found

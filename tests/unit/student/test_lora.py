@@ -31,7 +31,7 @@ from distillery.student.build import build_student
 from distillery.student.export import export_student
 from distillery.student.lora import LORA_FILE, check_lora, count_lora
 from distillery.student.lora_names import COMFYUI_FILE, KOHYA_FILE
-from distillery.student.stored import BASE, load_student, load_trainable
+from distillery.student.on_disk import BASE, load_student, load_trainable
 from distillery.teacher import weights
 from families import CASES
 from families.case import FamilyCase

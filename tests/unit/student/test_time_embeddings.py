@@ -20,7 +20,7 @@ from distillery.model_folder import METADATA, find_changes, load_denoiser_skelet
 from distillery.student.build import build_student, plan_student
 from distillery.student.export import export_student
 from distillery.student.info import TIME_FILE, describe_student
-from distillery.student.stored import BASE, load_trainable
+from distillery.student.on_disk import BASE, load_trainable
 from distillery.student.time_embeddings import time_embeddings_of
 from distillery.teacher import weights
 from distillery.teacher.folder import find_teacher

@@ -2,13 +2,14 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from distillery.terminal.stopping import Stopping
+from distillery.terminal.stopping import Stopping, end_beside_the_scheduler
 
-TAKEN = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+TAKEN = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +64,25 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     for error in (KeyboardInterrupt(), RuntimeError("ours")):
         sys.excepthook(type(error), error, None)
     assert told == [RuntimeError]
+
+
+def test_sigterm_waits_for_a_lock_beside_the_thread_that_has_it() -> None:
+    """As Snakemake's main thread has it while the jobs to start are chosen."""
+    lock, is_told = threading.Lock(), threading.Event()
+
+    def handler(*_: object) -> None:
+        assert lock.acquire(timeout=20), "the main thread gives it back once it goes on"
+        is_told.set()
+
+    signal.signal(signal.SIGTERM, handler)
+    end_beside_the_scheduler()
+    with lock:
+        signal.raise_signal(signal.SIGTERM)
+        assert not is_told.is_set()
+    assert is_told.wait(20)
+
+
+def test_sigterm_that_nobody_handles_stays_so() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_beside_the_scheduler()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -154,7 +154,7 @@ def opened(data, output, ranks=ALONE, sharded=False, **settings):
 
 def state_of(data, run):
     """A state that nothing was learned in."""
-    from distillery.student.stored import load_trainable
+    from distillery.student.on_disk import load_trainable
     from distillery.training.state import TrainingState, Window, make_optimizer
 
     denoiser = load_trainable(data / "student/initial", torch.float32).train()

@@ -27,8 +27,8 @@ from distillery.store.recipes import TrainingRecipe
 from distillery.student.info import TIME_FILE
 from distillery.student.lora import LORA_FILE, has_lora
 from distillery.student.lora_names import write_other_names
+from distillery.student.on_disk import load_student
 from distillery.student.schedule import check_exported, few_step_scheduler
-from distillery.student.stored import load_student
 from distillery.student.time_embeddings import has_time_embeddings
 from distillery.student.usage import lora_code, noise_levels, student_code, time_code
 from distillery.teacher.components import INDEX

@@ -9,7 +9,7 @@ from distillery.files import hash_json, read_json, read_sealed
 from distillery.model_folder import CONFIG, FILES, METADATA, find_changes
 from distillery.student.custom_shape import other_interface
 from distillery.student.info import StudentInfo, read_student_info
-from distillery.student.stored import BASE
+from distillery.student.on_disk import BASE
 from distillery.teacher.components import INDEX
 
 

@@ -1,5 +1,6 @@
 """How Snakemake's process takes Ctrl-C and the end of its terminal while the board is drawn."""
 
+import _thread
 import os
 import signal
 import sys
@@ -10,6 +11,23 @@ from types import FrameType, TracebackType
 Handler = Callable[[int, FrameType | None], None]
 ENDS = (signal.SIGHUP, signal.SIGQUIT)
 """End the process at once: a closed terminal, and Ctrl-\\."""
+
+
+def end_beside_the_scheduler() -> None:
+    """Let SIGTERM be handled in a thread of its own.
+
+    Snakemake's handler takes a lock. Where the main thread has it, as while the jobs to start are
+    chosen, the handler waited for the thread that it interrupts, and nothing but SIGKILL ended the
+    run. A thread waits until the choice is made.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if callable(handler):
+        given = handler
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            _thread.start_new_thread(given, (number, frame))
+
+        signal.signal(signal.SIGTERM, handle)
 
 
 class Stopping:

@@ -21,7 +21,7 @@ from distillery.run_folder import RunFolder
 from distillery.store.belonging import check_student_of
 from distillery.store.tables import write_table
 from distillery.student.info import read_student_info
-from distillery.student.stored import save_trained
+from distillery.student.on_disk import save_trained
 from distillery.telemetry import reporting
 from distillery.training import checkpoint, distributed, parallel
 from distillery.training.batch import rows

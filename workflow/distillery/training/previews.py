@@ -30,8 +30,8 @@ from distillery.store.chunks import chunk_folder
 from distillery.store.embeddings import EmbeddingStore
 from distillery.store.recipes import TargetsRecipe
 from distillery.store.tables import read_table
+from distillery.student.on_disk import load_trainable
 from distillery.student.schedule import student_scheduler
-from distillery.student.stored import load_trainable
 from distillery.teacher.decoding import guard_decoding
 from distillery.teacher.folder import PipelineFolder, find_teacher
 from distillery.teacher.loading import load_network, read_files, torch_dtype

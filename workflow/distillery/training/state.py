@@ -13,7 +13,7 @@ import torch
 
 from distillery.config.training import Training
 from distillery.families.protocol import Denoiser
-from distillery.student.stored import load_trainable
+from distillery.student.on_disk import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.training.parallel import arrange
 

@@ -18,7 +18,7 @@ import torch
 
 from distillery.config.ways import DistributionMatching
 from distillery.schedule import as_prediction, from_prediction
-from distillery.student.stored import load_trainable
+from distillery.student.on_disk import load_trainable
 from distillery.teacher.loading import torch_dtype
 from distillery.training.objectives import sample_losses
 from distillery.training.state import Companion, make_moments, trainable_of
