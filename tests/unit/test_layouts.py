@@ -153,11 +153,26 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 def test_missing_prompts_are_named_before_anything_is_written(
     name: str, run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missing, output = tmp_path / "nowhere", tmp_path / "laid-out"
+    missing, output = tmp_path / "nowhere", tmp_path / "laid-out.csv"
     for words in (["--table", output], ["--run", run.path, "--output", output]):
         said = refused(capsys, name, "--prompts", missing, *words)
         assert str(missing) in said
         assert not output.exists()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_benchmark_without_prompts_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    for number, prompts in enumerate(([], [*PROMPTS[:4], " "])):
+        own = benchmark(name, tmp_path / f"own{number}", prompts)
+        assert str(own) in refused(capsys, name, "--prompts", own, "--table", table)
+        assert not table.exists()
+    whole = benchmark(name, tmp_path / "own", PROMPTS)
+    said = refused(capsys, name, "--prompts", whole, "--table", table.with_suffix(".txt"))
+    assert "ends in .csv" in said
+    assert not table.with_suffix(".txt").exists()
 
 
 def test_what_cannot_be_scored_is_refused(

@@ -123,7 +123,7 @@ def evaluated(given: argparse.Namespace) -> Line:
 
 def cleaned(given: argparse.Namespace) -> None:
     """No Snakemake: what there is, or what was deleted, is printed."""
-    keep = None if given.keep is None else [name for name in given.keep.split(",") if name]
+    keep = None if given.keep is None else given.keep.replace(",", " ").split()
     print("\n".join(clean(RunFolder(given.run), keep, given.insist)))
 
 

@@ -62,7 +62,7 @@ def _run_of(folder: Path) -> RunFolder:
     if not found:
         raise ValueError(
             f"{folder} belongs to no run: no config/run.json is in it or above it, which says what "
-            " the student was trained for; give results/RUN or results/RUN/student/pipeline"
+            "the student was trained for; give results/RUN or results/RUN/student/pipeline"
         )
     other = RunFolder(found[0])
     if not other.student("pipeline").is_dir():

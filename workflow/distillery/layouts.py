@@ -212,7 +212,8 @@ class HpsV2(Layout):
                 found = json.loads(decode(path.read_bytes(), path))
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path} is no JSON: {error}") from error
-            if not isinstance(found, list) or not all(isinstance(it, str) for it in found):
+            is_list = isinstance(found, list) and found
+            if not is_list or not all(isinstance(it, str) for it in found):
                 raise ValueError(f"{path} is no list of prompts")
             for number, prompt in enumerate(found):
                 yield Entry(f"{style}/{number:05d}", prompt, style)
@@ -231,7 +232,7 @@ LAYOUTS: Mapping[str, Layout] = {it.name: it for it in (GenEval(), GenEval2(), D
 def _read_lines(path: Path, *keys: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     """The lines of a JSONL file, as they are and read; each must have some keys."""
     if not path.is_file():
-        raise ValueError(f"{path} is not there: give the benchmark's own file of prompts")
+        raise ValueError(f"{path} is no file: give the benchmark's own file of prompts")
     for number, line in enumerate(LINE_END.split(decode(path.read_bytes(), path)), start=1):
         if not line.strip():
             continue
@@ -260,8 +261,17 @@ def _in_a_square(images: Sequence[Image.Image]) -> Image.Image:
 
 
 def write_table(layout: Layout, prompts: Path, table: Path) -> str:
-    """Write the benchmark's prompts, with its categories, as a prompt table; tell what is next."""
+    """Write the benchmark's prompts, with its categories, as a prompt table; tell what is next.
+
+    Raises ValueError for files that are not there or not whole, and for a table of another name.
+    """
+    if table.suffix != ".csv":
+        raise ValueError(f"{table} is to be CSV: give --table a name that ends in .csv")
     entries = list(layout.read(prompts))
+    if not entries:
+        raise ValueError(f"{prompts} has no prompts: copy or download it again")
+    if empty := [entry.name for entry in entries if not entry.prompt.strip()]:
+        raise ValueError(f"{prompts}: prompt {empty[0]} is empty; copy or download it again")
     has_categories = any(entry.category for entry in entries)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -189,7 +189,8 @@ def _explain(model: type[BaseModel], details: Any) -> str:
         case "missing":
             return f"{key} is missing: add it"
         case "value_error":
-            return str(details["ctx"]["error"])
+            text = str(details["ctx"]["error"])
+            return text if key in text else f"{key}: {text}"
         case "string_pattern_mismatch":
             return f"{key} is {shorten(repr(value))}: {NAME_RULE}"
         case "float_type" | "int_type" if isinstance(value, str) and _is_number(value):
