@@ -81,9 +81,7 @@ def refused(raw: dict[str, Any]) -> str:
         ),
         (
             {"targets__guidance_interval": [0.5, 0.5]},
-            [
-                "targets.guidance_interval: the interval ends at 0.5, and begins at 0.5: end it later"
-            ],
+            ["targets.guidance_interval: the interval ends at 0.5, and begins at 0.5"],
         ),
         ({"targets__guidance_interval": [0.5, 1.5]}, ["targets.guidance_interval.1 is 1.5"]),
         ({"targets__guidance_interval": [0.5]}, ["targets.guidance_interval.1 is missing"]),
