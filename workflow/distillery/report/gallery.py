@@ -18,7 +18,7 @@ from distillery.report.categories import CATEGORY, as_name
 from distillery.report.html import ICON, link_to, own_file, page_environment
 from distillery.report.image_grid import spread
 from distillery.report.inputs import read_input
-from distillery.report.roles import MARKS, Part, find_same, usual_part
+from distillery.report.roles import MARKS, Part, SameImages, find_same, usual_part
 from distillery.run_folder import RunFolder
 from distillery.store.marks import hash_made_of, mark_of
 from distillery.store.sample_files import is_of_tars
@@ -107,20 +107,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
     noun = noun_of(models[0].num_frames)
     per_page = CLIPS_PER_PAGE if noun == "clip" else PER_PAGE
     template = page_environment().get_template("gallery/page.html.j2")
-    columns = [
-        {
-            "name": same.label(model.model),
-            "key": model.model,
-            "folder": folder_of(model, output),
-            "glyph": MARKS[usual_part(model)].glyph,
-            "colour": MARKS[usual_part(model)].colour,
-            "digest": model.digest,
-            "is_first": len(models) <= MAX_COLUMNS or usual_part(model) in FIRST_PARTS,
-        }
-        for model in models
-    ]
-    if not any(column["is_first"] for column in columns):
-        columns = [column | {"is_first": True} for column in columns]
+    columns = columns_of(models, same, output)
     mark = mark_of(hash_made_of([*manifests, *([scores] if scores else [])]))
     with atomic_path(output) as folder:
         folder.mkdir()
@@ -134,6 +121,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
         present = {name for sample in samples for shot in sample.shots for name in shot.scores}
         scored = [name for name in SCORES if name in present]
         several = bool(models[0].table["prompt_id"].duplicated().any())
+        has_blind = len(columns) > 1 or several
         for number, page in enumerate(pages, 1):
             text = template.render(
                 run=output.parent.name,
@@ -148,7 +136,7 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 number=number,
                 icon=ICON,
                 forms=FORMS,
-                has_blind=len(columns) > 1 or several,
+                has_blind=has_blind,
                 names=[name_of(page) for page in range(1, len(pages) + 1)],
                 num_samples=len(samples),
                 num_left_out=total - len(samples),
@@ -156,20 +144,53 @@ def make_gallery(manifests: Sequence[Path], scores: Path | None, output: Path) -
                 categories=list(dict.fromkeys(it.category for it in samples if it.category)),
             )
             write_text(folder / name_of(number), f"{text.rstrip()}\n{mark}")
-        if len(columns) > 1 or several:
-            blind = page_environment().get_template("gallery/blind.html.j2")
-            text = blind.render(
-                run=output.parent.name,
-                noun=noun,
-                icon=ICON,
-                style=own_file("gallery/gallery.css"),
-                script=own_file("gallery/blind.js"),
-                models=columns,
-                second=_second(models),
-                has_several=several,
-            )
-            write_text(folder / "blind.html", text)
+        if has_blind:
+            shared = {"noun": noun, "models": columns, "second": _second(models)}
+            write_blind(folder, output.parent.name, several, shared)
         write_text(folder / "rows.js", rows_script(columns, samples, scored, per_page))
+
+
+def columns_of(
+    models: Sequence[ModelSamples], same: SameImages, output: Path
+) -> list[dict[str, Any]]:
+    """What the pages know of each model; which are shown at first, where there are many."""
+    columns: list[dict[str, Any]] = [
+        {
+            "name": same.label(model.model),
+            "key": model.model,
+            "folder": folder_of(model, output),
+            "glyph": MARKS[usual_part(model)].glyph,
+            "colour": MARKS[usual_part(model)].colour,
+            "digest": model.digest,
+            "is_first": len(models) <= MAX_COLUMNS or usual_part(model) in FIRST_PARTS,
+        }
+        for model in models
+    ]
+    if any(column["is_first"] for column in columns):
+        return columns
+    return [column | {"is_first": True} for column in columns]
+
+
+def write_blind(folder: Path, run: str, has_several: bool, shared: Mapping[str, Any]) -> None:
+    """The page that asks for the better of two images, beside the gallery's.
+
+    Args:
+        has_several: whether a prompt has several images, which may be asked about, too.
+        shared: what both pages are told.
+    """
+    text = (
+        page_environment()
+        .get_template("gallery/blind.html.j2")
+        .render(
+            run=run,
+            icon=ICON,
+            style=own_file("gallery/gallery.css"),
+            script=own_file("gallery/blind.js"),
+            has_several=has_several,
+            **shared,
+        )
+    )
+    write_text(folder / "blind.html", text)
 
 
 def choose(models: Sequence[ModelSamples], scores: pd.DataFrame | None) -> list[int]:
